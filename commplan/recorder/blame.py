@@ -1,4 +1,9 @@
-"""Find the ranks that block the others, from the records of a run, during the run or afterwards."""
+"""Find the ranks that block the others, from the records of a run, during the run or afterwards.
+
+`ranks_of` reads the progress of each rank from its records, and `states_of` translates it for
+`recorder.verdict.blame`, which decides. `blame` does both for `commplan blame`, and adds the deaths of
+processes and the verdicts of watchdogs that are in the records.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +24,13 @@ from commplan.recorder.processes import process_state
 from commplan.recorder.rank_state import Condition, Need, RankState, Wait
 from commplan.recorder.verdict import step_of
 
-_NOUNS = {"make": "batch", "wait": "batch", "request": "request", "serve": "request"}
-_GONE = ("dead", "ended")
-ANSWER = "answer"  # a sequence for answers that another rank has not sent; no rank begins it
-_TOGETHER_S = 0.5  # between deaths whose order is uncertain
-_RECENT = 48  # number of calls whose order is compared
-_MISSING = 1000  # maximum number of listed ranks without a record; damaged records may have any
-# A watchdog's verdict, with ranks as in `verdict.listed`.
+_NOUNS = {"make": "batch", "wait": "batch", "request": "request", "serve": "request"}  # by `lane.Kind`
+_GONE = ("dead", "ended")  # the states of ranks without a process
+ANSWER = "answer"  # the sequence in a `Need` for answers that another rank has not sent; no rank begins it
+_TOGETHER_S = 0.5  # maximum seconds between deaths whose order is uncertain
+_RECENT = 48  # number of last calls whose order is compared
+_MISSING = 1000  # maximum length of a list of ranks: damaged records may claim any number
+# The verdict of a watchdog about silent ranks, which it lists as `verdict.listed` does.
 _SILENT = re.compile(
     r"(?:each of )?(?:ranks?|process(?:es)?) ([\d, -]+)(?: and \d+ more)? ((?:is st|does not answer).*)"
 )
@@ -34,10 +39,13 @@ _SILENT = re.compile(
 class Progress(NamedTuple):
     """The progress of an operation that has moved no data for a second.
 
+    An event `ROUND` stores it in two numbers: `runs = round << 32 | rounds`, `nbytes = rank << 1 | sends`.
+
     Attributes:
-        round: The current round of `rounds`, counted from 1.
-        rank: The rank whose message it waits for.
-        sends: Whether it waits for `rank` to receive a message instead.
+        round: The current round, from 1; 0 if `rounds` is 0.
+        rounds: The number of rounds; 0 if the operation has none.
+        rank: The rank for which the operation waits.
+        sends: Whether it waits for `rank` to receive a message, and not for a message of `rank`.
     """
 
     round: int
@@ -51,15 +59,16 @@ class Progress(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """An activity of a rank other than its collectives.
+    """The progress of a rank in the operations of a lane. Fields that are None have no such operation.
 
     Attributes:
         lane: See `Record`.
-        last: The last operation that it finished, if any.
-        waits: The first operation that it waits for, or request that it has not answered, if any.
-        makes: The first batch that it has begun and not made, if any.
-        progress: The progress of `waits`.
-        call: A call of the user's code that takes long, if any.
+        last: The end of the operation that it last finished.
+        waits: The begin of the first unfinished operation that is not a batch to make: a batch or an answer
+            for which it waits, or a request that it has not answered.
+        makes: The begin of the first unfinished batch that it makes.
+        progress: The progress of `waits`; None if unknown.
+        call: A call of the user's code that takes long.
     """
 
     lane: str
@@ -74,19 +83,23 @@ class Rank(NamedTuple):
     """The progress of one rank, from its records.
 
     Attributes:
+        rank: The rank.
+        process: The process number on `host`.
+        host: The host name.
         state: `alive`, `stopped`, `stuck in the kernel`, `dead`, `ended` if it exited, or `unknown` if it is
             on another machine.
-        last: The last collective that it finished, if any.
-        waits: The first collective that it has begun and not finished, if any.
+        last: The end of the collective that it last finished; None if there is none.
+        waits: The begin of the first collective that has not ended, or has failed; None if there is none.
         begun: How often it began each collective, by name.
         end: How it exited, or how it died if the sidecar of its host observed that; else empty.
-        progress: The progress of `waits`, if known.
-        activities: Its other activities.
+        progress: The progress of `waits`; None if unknown.
+        activities: Its progress in the operations of each lane.
         collective: Whether it records collectives; a server does not.
-        axes: The axes of its record.
-        recent: Its last calls of whole steps, see `verdict.RankState`.
-        order: Its last collectives, see `verdict.RankState`.
-        gone_s: When it died.
+        axes: The size of each mesh axis, as in its record of collectives; empty if unknown.
+        recent: The number of a call of a whole step, and the names of this call and those after it; the names
+            are empty if it records no whole steps.
+        order: Its last collectives in order of their begin, each with its number of runs.
+        gone_s: When it died, in seconds since 1970, if the sidecar of its host observed that; else 0.
     """
 
     rank: int
@@ -110,12 +123,16 @@ class Blame(NamedTuple):
     """The ranks of a run that block others.
 
     Attributes:
-        missing: The first ranks without a record. They ended well, or their records are elsewhere.
-        absent: The number of ranks without a record.
-        holders: The ranks that block others, with the reasons.
-        verdicts: The verdicts of watchdogs, by rank.
-        started: When the run began, in seconds since 1970.
-        seconds: The time at which the ages of operations are taken, in seconds since 1970.
+        plan: The name of the plan.
+        ranks: The progress of each rank that has a record, in rank order.
+        missing: The first ranks without a record, see `missing_ranks`. They ended well, or their records are
+            elsewhere.
+        absent: The number of all ranks without a record.
+        holders: The ranks that block others, each with the reason.
+        verdicts: The last verdict of each rank's watchdog, by the rank that recorded it.
+        started: When the record of the first rank was created, in seconds since 1970.
+        seconds: The time at which the ages of operations are taken, in seconds since 1970: now if a process
+            of the run lives on this machine, else the time of the last event.
     """
 
     plan: str
@@ -132,18 +149,16 @@ def blame(records: Sequence[Record], ask: Callable[[Record], str] = lambda recor
     """Find the ranks of a run that block the others.
 
     Args:
-        records: the records of one run, at least one.
-        ask: returns the Python stack of the main thread of a live process; "" if unknown.
-
-    Returns:
-        The progress of all ranks, and the ranks that block others with the reasons.
+        records: The records of one run, at least one.
+        ask: Returns the Python stack of the main thread of the process that writes a record; "" if unknown.
+            Called for blocking ranks whose process lives, with their first record.
     """
     ordered = sorted(records, key=lambda record: (record.rank, record.lane))
     ranks = ranks_of(records)
     alive = any(rank.state not in ("dead", "ended", "unknown") for rank in ranks)
     latest = max((event.seconds for record in records for event in record.events), default=0.0)
-    many = max(record.ranks for record in records)
-    missing = missing_ranks(many, {rank.rank for rank in ranks})
+    count = max(record.ranks for record in records)
+    missing = missing_ranks(count, {rank.rank for rank in ranks})
     verdicts = {
         record.rank: event.name for record in records for event in record.events if event.kind == VERDICT
     }
@@ -152,26 +167,27 @@ def blame(records: Sequence[Record], ask: Callable[[Record], str] = lambda recor
     holders = _silenced(ranks, verdicts) or _blocking(ranks, when, is_judged=is_judged)
     first = {record.rank: record for record in reversed(ordered)}
     for rank in ranks:
-        if rank.rank in holders and rank.state == "alive" and not any(act.call for act in rank.activities):
+        has_call = any(activity.call for activity in rank.activities)  # its stack is in the reason already
+        if rank.rank in holders and rank.state == "alive" and not has_call:
             stack = ask(first[rank.rank])
             holders[rank.rank] += f"; its Python: {stack}" if stack else ""
-    absent = many - len(ranks)
+    absent = count - len(ranks)
     return Blame(ordered[0].plan, ranks, missing, absent, holders, verdicts, ordered[0].started, when)
 
 
 def ranks_of(records: Sequence[Record]) -> tuple[Rank, ...]:
-    """The progress of each rank, in rank order, from the records."""
+    """The progress of each rank in `records`, in rank order. Reads the states of processes from `/proc`."""
     ordered = sorted(records, key=lambda record: (record.rank, record.lane))
     return tuple(_rank(list(group)) for _, group in groupby(ordered, lambda record: record.rank))
 
 
 def missing_ranks(ranks: int, recorded: Set[int]) -> tuple[int, ...]:
-    """The first of the ranks without a record, in order: at most `_MISSING`."""
+    """The ranks below `ranks` that are not in `recorded`, in order: the first `_MISSING` of them."""
     return tuple(itertools.islice((rank for rank in range(ranks) if rank not in recorded), _MISSING))
 
 
 def _rank(records: Sequence[Record]) -> Rank:
-    """The progress of one rank. Its record of collectives, if any, is the first of `records`."""
+    """The progress of one rank from its records, of which that of its collectives, if any, is the first."""
     first = records[0]
     main = first if not first.lane else first._replace(events=())
     unfinished = _unfinished(main)
@@ -180,6 +196,8 @@ def _rank(records: Sequence[Record]) -> Rank:
     for event in (event for event in main.events if event.kind == BEGIN):
         begun[event.name] = max(begun.get(event.name, 0), event.runs)
     waits = min(unfinished, default=None)
+
+    # An end that the program recorded itself explains more than the sidecar's observation of an exit.
     death = next((event for record in records for event in record.events if event.kind == GONE), None)
     died = death.name if death is not None else ""
     rank_state = "dead" if died else state(first)
@@ -187,6 +205,7 @@ def _rank(records: Sequence[Record]) -> Rank:
     ended = first.ended or ("has ended, according to its watchdog" if judged else "")
     if ended and rank_state in ("dead", "unknown") and (not died or (judged and died.startswith("exited"))):
         rank_state, died = "ended", ended
+
     activities = tuple(_activity(record) for record in records if record.lane)
     return Rank(
         first.rank, first.process, first.host, rank_state, last, waits, begun, died,
@@ -197,13 +216,16 @@ def _rank(records: Sequence[Record]) -> Rank:
 
 
 def _recent(record: Record) -> tuple[int, tuple[str, ...]]:
-    """The last calls of whole steps, which all processes make in the same order. Collectives are excluded."""
+    """The last calls of whole steps, see `Rank.recent`.
+
+    All processes make these calls in the same order. Their names contain a backtick, unlike collectives.
+    """
     calls = [event for event in record.events if event.kind == BEGIN and "`" in event.name][-_RECENT:]
     return (calls[0].operation, tuple(f"`{step_of(call.name)}`" for call in calls)) if calls else (1, ())
 
 
 def _unfinished(record: Record) -> list[Event]:
-    """The operations that have begun, and have not ended or have failed."""
+    """The begins of operations that have not ended, or have failed."""
     unfinished = {event.operation: event for event in record.events if event.kind == BEGIN}
     for event in record.events:
         if event.kind == END:
@@ -212,6 +234,7 @@ def _unfinished(record: Record) -> list[Event]:
 
 
 def _activity(record: Record) -> Activity:
+    """The progress of a rank in the operations of a lane."""
     unfinished = _unfinished(record)
     makes = [event for event in unfinished if event.details is not None and event.details.kind == "make"]
     waits = min((event for event in unfinished if event not in makes), default=None)
@@ -221,6 +244,7 @@ def _activity(record: Record) -> Activity:
 
 
 def _progress(record: Record, waits: Event | None) -> Progress | None:
+    """The last recorded progress of the operation that begins with `waits`; None if there is none."""
     for event in reversed(record.events):
         if waits is not None and event.kind == ROUND and event.operation == waits.operation:
             return Progress(
@@ -230,13 +254,13 @@ def _progress(record: Record, waits: Event | None) -> Progress | None:
 
 
 def described(event: Event) -> str:
-    """`batch 7 of line 9`, `request 3 of line 14`, `line 6, run 2`."""
+    """The operation of an event, for messages: `batch 7 of line 9`, `request 3 of line 14`, `line 6, run 2`."""
     noun = _NOUNS.get(event.details.kind) if event.details is not None else None
     return f"{noun} {event.runs} of {event.name}" if noun else f"{event.name}, run {event.runs}"
 
 
 def state(record: Record) -> Condition:
-    """The state of the process that writes the record, see `Rank`."""
+    """The state of the process that writes the record; `unknown` if it is on another machine."""
     if record.machine != machine():
         return "unknown"
     age_s = time.monotonic() - (record.started - record.clock) if record.clock else 0.0
@@ -244,7 +268,14 @@ def state(record: Record) -> Condition:
 
 
 def _blocking(ranks: Sequence[Rank], when: float, *, is_judged: bool) -> dict[int, str]:
-    """The ranks that block others, each with its reason."""
+    """The ranks that block others, each with its reason.
+
+    Args:
+        ranks: The progress of each rank.
+        when: The time in seconds since 1970.
+        is_judged: Whether a failure or a verdict is recorded. If so, and all ranks are gone, their ends are
+            consequences, and are ignored.
+    """
     down = {} if is_judged and all(rank.state in _GONE for rank in ranks) else _down(ranks)
     states = states_of(ranks, when, down)
     reasons = dict(verdict.blame(states).reasons)
@@ -258,13 +289,13 @@ def _blocking(ranks: Sequence[Rank], when: float, *, is_judged: bool) -> dict[in
 def states_of(
     ranks: Sequence[Rank], when: float, down: Mapping[int, str], recorded: Collection[int] = ()
 ) -> dict[int, RankState]:
-    """The states of ranks at a time, for `verdict.blame`.
+    """The states of ranks at a time, for `verdict.blame`. Ranks that are not in `down` count as alive.
 
     Args:
         ranks: The progress of each rank.
         when: The time in seconds since 1970.
         down: The ranks that cannot continue, each with the reason.
-        recorded: The ranks that record collectives, by default those among `ranks`.
+        recorded: The ranks that record collectives. If empty, those among `ranks`.
     """
     recorded = recorded or dict.fromkeys(rank.rank for rank in ranks if rank.collective)
     steps = sequence_of(recorded) if any(rank.recent[1] for rank in ranks) else ""
@@ -283,12 +314,15 @@ def states_of(
 
 
 def sequence_of(ranks: Iterable[int]) -> str:
-    """The name of the sequence of whole steps that these ranks run together. States repeat it."""
+    """The name of the sequence of whole steps that these ranks run together, for `Need` and `RankState`.
+
+    It contains a checksum instead of the ranks, because the states of all ranks repeat it.
+    """
     return f"steps {zlib.crc32(repr(tuple(ranks)).encode()):08x}"
 
 
 def _waits(rank: Rank, recorded: Collection[int], when: float) -> Iterator[Wait]:
-    """The collective that a rank waits in, and its other waits. `recorded` is as in `states_of`."""
+    """The collective in which a rank waits, then its waits in lanes. For the arguments, see `states_of`."""
     if rank.waits is not None:
         event, progress = rank.waits, rank.progress
         is_rooted = event.details is not None and event.details.kind in TOWARDS_SOME
@@ -308,7 +342,7 @@ def _waits(rank: Rank, recorded: Collection[int], when: float) -> Iterator[Wait]
 
 
 def _members(rank: Rank, event: Event, recorded: Collection[int]) -> Collection[int]:
-    """The ranks of a collective that have recorded their collectives."""
+    """The ranks of a collective that record collectives: all of `recorded` if its axes are unknown."""
     if event.details is None or not rank.axes:
         return recorded
     along = ranks_along(rank, [axis for axis in event.details.axes if axis in rank.axes])
@@ -316,29 +350,30 @@ def _members(rank: Rank, event: Event, recorded: Collection[int]) -> Collection[
 
 
 def ranks_along(rank: Rank, axes: Sequence[str]) -> Sequence[int]:
-    """The ranks that differ from `rank` only along `axes` of the record."""
+    """The ranks whose coordinates differ from those of `rank` only along `axes`; `rank` is one of them."""
     place = coordinates(rank.rank, rank.axes, rank.axes) | dict.fromkeys(axes, 0)
     return _group(tuple(place.items()), tuple(axes), tuple(rank.axes.items()))
 
 
-@functools.lru_cache  # ranks of a host are in few groups
+@functools.lru_cache  # the ranks of a host are in few groups
 def _group(
     place: tuple[tuple[str, int], ...], axes: tuple[str, ...], sizes: tuple[tuple[str, int], ...]
 ) -> Sequence[int]:
+    """`ir.axes.group` with arguments that can be hashed: pairs instead of mappings."""
     return group(dict(place), axes, dict(sizes))
 
 
 def _owed(activity: Activity, event: Event) -> str:
-    """The missing action of the awaited rank."""
+    """The action that the awaited rank has not performed, see `rank_state.Wait.missing`."""
     if activity.lane == "input":
         return f"made its part of {described(event)}"
     return f"{'answered' if activity.lane == 'requests' else 'reached'} {described(event)}"
 
 
 def _down(ranks: Sequence[Rank]) -> dict[int, str]:
-    """The ranks that cannot continue, and their condition. Ranks that ended while they waited are excluded.
+    """The ranks that cannot continue, each with its condition, except ranks that ended while they waited.
 
-    If all ranks are gone, returns the first that died, unless a launcher had begun to end them.
+    If all ranks are gone, only the result of `first_death`. Empty if all ranks are stopped or stuck.
     """
     down = {
         rank.rank: rank
@@ -349,26 +384,30 @@ def _down(ranks: Sequence[Rank]) -> dict[int, str]:
         first = first_death(ranks)
         down = {first.rank: first} if first is not None else {}
     if len(down) == len(ranks) and not any(rank.state in _GONE for rank in ranks):
-        return {}  # all are stopped
+        return {}
     return {number: _how(rank) for number, rank in down.items()}
 
 
 def first_death(ranks: Sequence[Rank]) -> Rank | None:
-    """The first rank that died; None if a launcher, a scheduler or a user ended ranks before."""
-    ends = sorted((rank for rank in ranks if rank.state == "dead" and rank.end), key=lambda rank: rank.gone_s)
-    first = next((rank for rank in ends if not _was_ended(rank)), None)
-    outside = next((rank.gone_s for rank in ends if _was_ended(rank)), None)
-    if first is None or (outside is not None and outside < first.gone_s - _TOGETHER_S):
+    """The rank that died first, of those whose death the sidecar of their host observed.
+
+    None if there is none, or if a launcher, scheduler or user ended a rank more than `_TOGETHER_S` before.
+    """
+    dead = sorted((rank for rank in ranks if rank.state == "dead" and rank.end), key=lambda rank: rank.gone_s)
+    first = next((rank for rank in dead if not _was_ended(rank)), None)
+    ended_s = next((rank.gone_s for rank in dead if _was_ended(rank)), None)
+    if first is None or (ended_s is not None and ended_s < first.gone_s - _TOGETHER_S):
         return None
     return first
 
 
 def _was_ended(rank: Rank) -> bool:
+    """Whether a signal from outside ended the rank, such as SIGTERM, see `sidecar.ending.described`."""
     return rank.end.startswith("was ended")
 
 
 def _how(rank: Rank) -> str:
-    """The condition of a rank that cannot continue."""
+    """The condition of a rank that cannot continue, for a message."""
     lives = "" if rank.state in _GONE else f": process {rank.process} on {rank.host} lives"
     if rank.state == "stopped":
         lives += f", and kill -CONT {rank.process} lets it continue"
@@ -376,19 +415,23 @@ def _how(rank: Rank) -> str:
 
 
 def _silenced(ranks: Sequence[Rank], verdicts: Mapping[int, str]) -> dict[int, str]:
-    """The ranks that watchdogs reported as silent, if all have ended: records do not show their state."""
+    """The ranks that watchdogs reported as silent, each with the report; empty unless all ranks are gone.
+
+    The records of ranks that are gone do not show that they were silent.
+    """
     if any(rank.state not in _GONE for rank in ranks):
         return {}
-    matches = ((teller, _SILENT.match(text)) for teller, text in verdicts.items())
+    matches = ((reporter, _SILENT.match(text)) for reporter, text in verdicts.items())
     return {
-        rank: f"it {m[2]}, according to the verdict of rank {teller}"
-        for teller, m in matches
-        if m
-        for part in m[1].split(", ")
+        rank: f"it {match[2]}, according to the verdict of rank {reporter}"
+        for reporter, match in matches
+        if match
+        for part in match[1].split(", ")  # a rank, or a range such as 8-15
         for first, _, last in [part.partition("-")]
         for rank in range(int(first), int(last or first) + 1)[:_MISSING]
     }
 
 
 def _left_waiting(rank: Rank) -> bool:
+    """Whether an operation of the rank was unfinished at its end."""
     return rank.waits is not None or any(activity.waits is not None for activity in rank.activities)

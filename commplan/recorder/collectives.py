@@ -1,4 +1,8 @@
-"""The collectives of a run, from the records of its ranks on one time scale, and which ranks waited."""
+"""The collectives of a run on one time scale, and for which rank each of them waited.
+
+`read_run` merges the records of the ranks and aligns the clocks of their machines (`recorder.clocks`).
+`recorder.trace` and `recorder.summary` present the result.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from commplan.recorder.file import BEGIN, END, FAILED, WAITED, Details, Record
 from commplan.recorder.tasks import UNFINISHED, Task, line_of, state_of, tasks_of
 
 _UUID = 36  # characters of the machine's boot id, which all of its processes share
-# Seconds of the collectives of a phase, in its order, by phase, plan line and kind.
+# The predicted seconds of collectives by phase, plan line and kind, in the order of their begin in the phase.
 Predicted = Mapping[tuple[str, int, str], Sequence[float]]
 _Timed = TypeVar("_Timed", "Slice", Task)
 
@@ -25,17 +29,27 @@ class Slice(NamedTuple):
     """A collective on one rank.
 
     Attributes:
-        step: The number of the run of `phase` that contains it; 0 if unknown.
-        begin, end: In seconds on the time scale of the run.
+        rank: The rank.
+        name: Its name in the record, such as `line 7 of x.plan`, or that of a whole step.
+        line: The plan line in the name; 0 if there is none.
+        phase: The phase that contains it; empty if unknown.
+        step: The number of the run of `phase` that contains it, from 1; 0 if unknown.
+        runs: The number of its begins with this name on this rank so far, including this one.
+        begin, end: In seconds on the time scale of the run. An unfinished collective ends with the last event
+            of the run.
         state: `unfinished`, `failed`, or empty.
         nbytes: The bytes that it moves on this rank.
-        blocked: The begin and the end of the program's wait for it.
-        holder: The rank that began last, of those that it depends on, if that was later than on this rank; or
-            a rank that has not begun it.
-        waited_s: Seconds from the begin on this rank until `holder` begins, or until its end.
-        margin: Seconds from the begin of the last other rank to that of `holder`, minus the uncertainty of
-            their clocks. Equals `waited_s` if only `holder` has not begun.
-        predicted: The predicted seconds, if there is a prediction.
+        details: The properties of the collective; None for whole steps and damaged records.
+        blocked: The begin and the end of the program's wait for it, in seconds on the time scale of the run.
+        holder: The rank for which this one waited: the last to begin, of those that it depends on, or the
+            least rank that has not begun the collective. None if no rank began later than this one, or if the
+            clocks or records do not determine it.
+        waited_s: Seconds from the begin on this rank until `holder` begins, or until the end if that is
+            earlier; 0 without a holder.
+        margin: Seconds from the begin of the second last rank to that of `holder`, minus the uncertainty of
+            their clocks; at most 0 if the holder is uncertain. If `holder` has not begun: `waited_s` if it is
+            the only such rank, else 0.
+        predicted: The predicted seconds; None if there is no prediction.
     """
 
     rank: int
@@ -57,17 +71,17 @@ class Slice(NamedTuple):
 
     @property
     def transfer(self) -> float:
-        """Seconds from the time when all ranks have begun to the end."""
+        """Seconds from the begin of `holder`, or of this rank without one, to the end."""
         return max(0.0, self.end - self.begin - self.waited_s)
 
     @property
     def waits_apart(self) -> bool:
-        """Whether the program computed during a part of the collective instead of waiting for it."""
+        """Whether the program waited for only a part of the collective, and computed meanwhile."""
         return self.blocked != (self.begin, self.end)
 
     @property
     def title(self) -> str:
-        """`line 7: all_reduce ring`."""
+        """A label for traces, such as `line 7: all_reduce ring`."""
         where = f"line {self.line}" if self.line else self.name
         return f"{where}: {self.details.kind} {self.details.algorithm}" if self.details else where
 
@@ -76,12 +90,14 @@ class Run(NamedTuple):
     """The merged records of a run.
 
     Attributes:
-        records: The first record of each rank: that of its collectives, if it has any.
-        collectives: The slices of each collective, in order of their begin.
-        clocks: The clocks of its machines.
-        synchronised: The number of collectives that determine the clocks.
+        plan: The name of the plan.
+        records: A record of each rank, in rank order: the first of `read_run`'s argument. It is that of the
+            rank's collectives, if there is one and the records are ordered as by `reading.read_records`.
+        collectives: The slices of each collective, at least one, in order of their earliest begin.
+        clocks: The clock of each machine, in order of its first record.
+        synchronised: The number of collectives that determine the clocks; 0 for a single machine.
         lost: The number of events that the ring buffers have dropped.
-        tasks: The operations of ranks that are not collectives.
+        tasks: The operations of ranks that are not collectives, in order of their begin.
     """
 
     plan: str
@@ -99,44 +115,63 @@ class Run(NamedTuple):
 
     @property
     def slices(self) -> list[Slice]:
+        """The slices of all collectives, in the order of `collectives`."""
         return [each for collective in self.collectives for each in collective]
 
 
 def read_run(records: Sequence[Record], predicted: Predicted | None = None) -> Run:
-    """Merge the records of one run, at least one."""
+    """Merge the records of one run, and find out for which rank each collective waited.
+
+    Args:
+        records: The records of the run, at least one, also of lanes.
+        predicted: The predicted times of collectives, if there is a topology.
+    """
     machines = {record.machine[:_UUID]: record for record in reversed(records)}
     order = list(dict.fromkeys(record.machine[:_UUID] for record in records))
     number = {record.rank: order.index(record.machine[:_UUID]) for record in records}
-    matched: dict[tuple[object, ...], list[Slice]] = {}
     # One clock for each machine, although its processes measured it separately.
     shifts = {record.path: machines[record.machine[:_UUID]].clock - record.clock for record in records}
-    collective = [record for record in records if not record.lane]
-    for record in collective:
+
+    # Match the slices of the ranks, on the clocks of their machines.
+    matched: dict[tuple[object, ...], list[Slice]] = {}
+    of_collectives = [record for record in records if not record.lane]
+    for record in of_collectives:
         for key, each in _keyed(record, _slices(record, shifts[record.path], predicted or {})):
             matched.setdefault(key, []).append(each)
     groups = list(matched.values())
-    first = next(iter(collective), records[0])
+
+    # Align the clocks of the machines.
+    first = next(iter(of_collectives), records[0])
     clocks, used = _clocks(groups, number, [machines[machine].host for machine in order], first)
 
     def shift(record: Record) -> float:
+        """Seconds to add to times of a record to get times of the run."""
         return shifts[record.path] + clocks[number[record.rank]].offset
 
     latest = max(
         (record.events[-1].seconds + shift(record) for record in records if record.events), default=0.0
     )
-    moved = [_moved(group, number, clocks, latest) for group in groups]
-    ranks = {record.rank for record in collective}
-    collectives = [_judged(_held(group, ranks, first), number, clocks, first) for group in moved]
+    aligned_groups = [_on_scale_of_run(group, number, clocks, latest) for group in groups]
+
+    # Find the holder of each slice.
+    ranks = {record.rank for record in of_collectives}
+    collectives = [
+        _with_last_ranks(_with_absent_ranks(group, ranks, first), number, clocks, first)
+        for group in aligned_groups
+    ]
     collectives.sort(key=lambda collective: min(each.begin for each in collective))
-    first_of = {record.rank: record for record in reversed(records)}
+    by_number = {record.rank: record for record in reversed(records)}
     return Run(
-        records[0].plan, tuple(first_of[rank] for rank in sorted(first_of)), tuple(collectives),
+        records[0].plan, tuple(by_number[rank] for rank in sorted(by_number)), tuple(collectives),
         tuple(clocks), used, sum(record.lost for record in records), tuple(tasks_of(records, shift, latest)),
     )  # fmt: skip
 
 
 def _slices(record: Record, shift: float, predicted: Predicted) -> Iterator[Slice]:
-    """The collectives of one rank, in order."""
+    """The collectives of one rank in order of their begin, at times of the record plus `shift` seconds.
+
+    An unfinished collective ends when it begins; `_on_scale_of_run` sets its end.
+    """
     ends = {event.operation: event for event in record.events if event.kind in (END, FAILED)}
     waits = {event.operation: event for event in record.events if event.kind == WAITED}
     phase, step, counts = "", 0, dict[tuple[int, str], int]()
@@ -144,7 +179,7 @@ def _slices(record: Record, shift: float, predicted: Predicted) -> Iterator[Slic
         if event.kind != BEGIN:
             continue
         details, line = event.details, line_of(event.name)
-        if details is None:
+        if details is None:  # a whole step
             step = event.runs
         elif details.opens:
             phase, step, counts = details.opens, event.runs, {}
@@ -163,17 +198,23 @@ def _slices(record: Record, shift: float, predicted: Predicted) -> Iterator[Slic
 
 
 def _keyed(record: Record, slices: Iterable[Slice]) -> Iterator[tuple[tuple[object, ...], Slice]]:
-    """Each slice with a key that is the same on all ranks of its collective, though paths of plans differ."""
-    same: dict[tuple[object, ...], int] = {}
-    group = functools.cache(functools.partial(_group, record=record))
+    """Each slice of a rank, with a key that is equal on all ranks of the same collective.
+
+    The key has the plan line instead of the name, because the path of a plan may differ between ranks.
+    """
+    counts: dict[tuple[object, ...], int] = {}
+    group_of = functools.cache(functools.partial(_group, record=record))
     for each in slices:
-        name = (each.line or each.name, each.details, each.runs, group(each.details))
-        same[name] = same.get(name, -1) + 1
-        yield (*name, same[name]), each
+        key = (each.line or each.name, each.details, each.runs, group_of(each.details))
+        counts[key] = counts.get(key, -1) + 1
+        yield (*key, counts[key]), each
 
 
 def _group(details: Details | None, record: Record) -> tuple[int, ...]:
-    """The coordinates of a rank on the other axes than those of a collective: equal on all participants."""
+    """The coordinates of a rank along all axes except those of a collective: equal on all its participants.
+
+    Empty if the collective has no details, or the record no axes.
+    """
     if details is None or not record.axes:
         return ()
     place = coordinates(record.rank, record.axes, record.axes)
@@ -181,14 +222,14 @@ def _group(details: Details | None, record: Record) -> tuple[int, ...]:
 
 
 def _members(details: Details | None, record: Record) -> int:
-    """The number of ranks of a collective."""
+    """The number of ranks of a collective: of all ranks if its axes are unknown."""
     if details is None or not record.axes:
         return record.ranks
     return math.prod(record.axes.get(axis, 1) for axis in details.axes)
 
 
 def _ranks(each: Slice, record: Record) -> set[int]:
-    """The ranks of a collective."""
+    """The ranks of a collective: all ranks if its axes are unknown."""
     if each.details is None or not record.axes:
         return set(range(record.ranks))
     axes = [axis for axis in each.details.axes if axis in record.axes]
@@ -196,7 +237,17 @@ def _ranks(each: Slice, record: Record) -> set[int]:
 
 
 def _sources(group: list[Slice], each: Slice, record: Record) -> list[Slice]:
-    """The slices that must begin before `each` can end; empty if the record of a rank is missing."""
+    """The slices of a collective that must begin before `each` can end.
+
+    Args:
+        group: The slices of the collective, in order of their begin. Returned itself if `each` needs all.
+        each: A slice in `group`.
+        record: A record of the run.
+
+    Returns:
+        The slices, in any order; empty if a rank has no slice, or if `each` is not the root of a collective
+        towards a root.
+    """
     details = each.details
     if len(group) != _members(details, record):
         return []
@@ -212,7 +263,7 @@ def _sources(group: list[Slice], each: Slice, record: Record) -> list[Slice]:
 
 
 def _along(each: Slice, details: Details, record: Record) -> tuple[int, ...]:
-    """The coordinates of a rank along the axes of a collective, in their order."""
+    """The coordinates of a rank along the axes of a collective, in the order of these axes."""
     place = coordinates(each.rank, record.axes, record.axes)
     return tuple(place.get(axis, each.rank) for axis in details.axes)
 
@@ -220,6 +271,14 @@ def _along(each: Slice, details: Details, record: Record) -> tuple[int, ...]:
 def _clocks(
     groups: Sequence[Sequence[Slice]], machine: Mapping[int, int], hosts: Sequence[str], record: Record
 ) -> tuple[list[Clock], int]:
+    """The result of `clocks.aligned` for collectives that have ended and involve several machines.
+
+    Args:
+        groups: The slices of each collective.
+        machine: The number of the machine of each rank.
+        hosts: The host of each machine.
+        record: A record of the run.
+    """
     if len(hosts) == 1:
         return [Clock(hosts[0], 0.0, 0.0, 0.0)], 0
     constraints: list[tuple[float, Bounds]] = []
@@ -228,35 +287,40 @@ def _clocks(
         rooted = details is not None and details.kind in TOWARDS_SOME
         if rooted or any(each.state for each in group) or len(group) != _members(details, record):
             continue
-        ranks = [machine[each.rank] for each in group]
-        if len(set(ranks)) > 1:
+        machines = [machine[each.rank] for each in group]
+        if len(set(machines)) > 1:
             begins, ends = [each.begin for each in group], [each.end for each in group]
-            constraints.append((begins[0], bounds(ranks, begins, ends, len(hosts))))
+            constraints.append((begins[0], bounds(machines, begins, ends, len(hosts))))
     constraints.sort(key=lambda constraint: constraint[0])
     return aligned(hosts, [constraint for _, constraint in constraints])
 
 
-def _moved(
+def _on_scale_of_run(
     group: Iterable[Slice], machine: Mapping[int, int], clocks: Sequence[Clock], latest: float
 ) -> list[Slice]:
-    """The slices on the time scale of the run, whose last event was at `latest`."""
-    moved: list[Slice] = []
+    """The slices on the time scale of the run, whose last event was at `latest`, when unfinished ones end."""
+    shifted: list[Slice] = []
     for each in group:
         offset = clocks[machine[each.rank]].offset
         if not offset and each.state != UNFINISHED:
-            moved.append(each)
+            shifted.append(each)
             continue
         begin, end = each.begin + offset, each.end + offset if each.state != UNFINISHED else latest
         apart = (each.blocked[0] + offset, each.blocked[1] + offset)
         blocked = apart if each.waits_apart else (begin, end)
-        moved.append(each._replace(begin=begin, end=max(begin, end), blocked=blocked))
-    return moved
+        shifted.append(each._replace(begin=begin, end=max(begin, end), blocked=blocked))
+    return shifted
 
 
-def _held(group: list[Slice], recorded: Set[int], record: Record) -> list[Slice]:
-    """The slices of a collective. An unfinished one without a root waits for ranks that have not begun it.
+def _with_absent_ranks(group: list[Slice], recorded: Set[int], record: Record) -> list[Slice]:
+    """The slices of a collective. If ranks are absent, the least is the holder of slices without a good end.
 
-    recorded: The ranks with records. The others may have begun it.
+    Returns `group` itself for kinds in `TOWARDS_SOME`, or if no rank is known to be absent.
+
+    Args:
+        group: The slices of the collective.
+        recorded: The ranks with records. The others may have begun it.
+        record: A record of the run.
     """
     details = group[0].details
     present = {each.rank for each in group}
@@ -266,38 +330,44 @@ def _held(group: list[Slice], recorded: Set[int], record: Record) -> list[Slice]
     rooted = details is not None and details.kind in TOWARDS_SOME
     if rooted or not absent or not absent <= recorded:
         return group
-    late: list[Slice] = []
+    slices: list[Slice] = []
     for each in group:
         duration = each.end - each.begin
         margin = duration if len(absent) == 1 else 0.0
         waiting = each._replace(holder=min(absent), waited_s=duration, margin=margin)
-        late.append(waiting if each.state else each)
-    return late
+        slices.append(waiting if each.state else each)
+    return slices
 
 
-def _judged(
+def _with_last_ranks(
     group: Sequence[Slice], machine: Mapping[int, int], clocks: Sequence[Clock], record: Record
 ) -> tuple[Slice, ...]:
+    """The slices of a collective. Those that depend on a later rank get the last such rank as holder.
+
+    Unchanged if the clocks of two of its machines have not been aligned.
+    """
     arrived = sorted(group, key=lambda each: each.begin)
     machines = {machine[each.rank] for each in group}
-    unsure = 2 * max(clocks[number].uncertainty for number in machines) if len(machines) > 1 else 0.0
-    if math.isinf(unsure):
+    # The offsets of two machines may be wrong in opposite directions.
+    uncertainty = 2 * max(clocks[number].uncertainty for number in machines) if len(machines) > 1 else 0.0
+    if math.isinf(uncertainty):
         return tuple(group)
-    judged: list[Slice] = []
+    slices: list[Slice] = []
     for each in group:
         sources = _sources(arrived, each, record)
         late = sources if sources is arrived else sorted(sources, key=lambda other: other.begin)
         if not late or late[-1].begin <= each.begin:
-            judged.append(each)
+            slices.append(each)
             continue
-        holder, second = late[-1], max(each.begin, late[-2].begin if len(late) > 1 else each.begin)
-        waited_s = min(holder.begin, each.end) - each.begin
-        margin = holder.begin - second - unsure
-        judged.append(each._replace(holder=holder.rank, waited_s=waited_s, margin=margin))
-    return tuple(judged)
+        last = late[-1]
+        second_begin = max(each.begin, late[-2].begin if len(late) > 1 else each.begin)
+        waited_s = min(last.begin, each.end) - each.begin
+        margin = last.begin - second_begin - uncertainty
+        slices.append(each._replace(holder=last.rank, waited_s=waited_s, margin=margin))
+    return tuple(slices)
 
 
 def by_rank(slices: Iterable[_Timed]) -> dict[int, list[_Timed]]:
-    """Slices or tasks by rank, each in order of their begin."""
+    """Slices or tasks by rank, in rank order. Those of a rank are in order of their begin."""
     ordered = sorted(slices, key=lambda each: (each.rank, each.begin))
     return {rank: list(group) for rank, group in groupby(ordered, lambda each: each.rank)}

@@ -1,4 +1,4 @@
-"""The message that explains why a job has ended, from its records. The sidecar prints it after the last process."""
+"""The message about the end of a job, from its records. The sidecar prints it after the last process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def last_words(records: Sequence[Record], who: str, killed: int) -> str:
         for rank in (first, *deaths[:_SHOWN])
     ]
     # JAX aborts processes that lose another one: an exception on the latter is the cause.
-    raised = next((rank for rank in ranks if rank.state == "ended" and rank.end.startswith(_ENDED_WITH)), None)
+    ended = (rank for rank in ranks if rank.state == "ended")
+    raised = next((rank for rank in ended if rank.end.startswith(_ENDED_WITH)), None)
     if raised is not None and first.end.startswith("was aborted"):
         reason = raised.end.removeprefix(_ENDED_WITH)
         text, *notes = [f"the program has ended on {who} {raised.rank}: {reason}", text, *notes]

@@ -1,6 +1,6 @@
-"""The operations of ranks that are not collectives, from the records of lanes, and the transfers between them.
+"""The operations of ranks that are not collectives: batches, waits for batches, and requests to servers.
 
-These operations are batches, waits for batches, and requests to servers.
+They and the transfers between them are read from the records of lanes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Link(NamedTuple):
 
 
 def line_of(name: str) -> int:
-    """The plan line with which the name of an operation begins, such as `line 9 of x.plan`; 0 if there is none."""
+    """The plan line in the name of an operation, such as `line 9 of x.plan`; 0 if there is none."""
     match = re.match(r"line (\d+)", name)
     return int(match[1]) if match else 0
 
@@ -116,7 +116,7 @@ def links(tasks: Sequence[Task]) -> list[Link]:
         request = requests.get((serve.detail, serve.line, serve.number))
         if request is not None and request.begin <= serve.begin:
             results.append(Link(request, request.begin, serve, serve.begin))
-            if not serve.state and serve.end <= request.end:  # a worker may not wait for an update
+            if not serve.state and serve.end <= request.end:  # workers do not always wait for updates
                 results.append(Link(serve, serve.end, request, request.end))
     return results
 
