@@ -254,7 +254,7 @@ def _progress(record: Record, waits: Event | None) -> Progress | None:
 
 
 def described(event: Event) -> str:
-    """The operation of an event, for messages: `batch 7 of line 9`, `request 3 of line 14`, `line 6, run 2`."""
+    """The operation of an event in messages: `batch 7 of line 9`, `request 3 of line 14`, `line 6, run 2`."""
     noun = _NOUNS.get(event.details.kind) if event.details is not None else None
     return f"{noun} {event.runs} of {event.name}" if noun else f"{event.name}, run {event.runs}"
 

@@ -1,7 +1,8 @@
 """The live block of a record: the sidecar of the host reads it while the process runs, and writes verdicts.
 
-The engine has the same layout (`Live` in `lowering/mpi/engine/watch.h`). Readers use `pread`, because a
-mapping of a truncated file would end the process that reads it.
+Functions that take a `Recording` run in the process itself. Those that take a descriptor run in the sidecar:
+they use `pread` and `pwrite`, because a mapping of a truncated file would end the sidecar. The engine has the
+same layout (`Live` in `lowering/mpi/engine/watch.h`).
 """
 
 from __future__ import annotations
@@ -16,18 +17,37 @@ from commplan.diagnostics import Diagnostic, Note
 from commplan.hang_limits import HangLimits
 from commplan.recorder.file import LIVE, Recording
 
-_NUMBERS = struct.Struct("<16q")
-_LATE, _LIMITS, _SERVED, _COMPARISON = LIVE + 32, LIVE + 40, LIVE + 56, LIVE + 80
-_FLAGS, _ASKS, _BEAT, _ANSWERED = LIVE + 64, LIVE + 104, LIVE + 112, LIVE + 120
-_VERDICT, _TEXT = LIVE + 128, LIVE + 144
-_LONGEST = 3952 - 3  # maximum bytes of a verdict and of the waiting line, each with a zero byte
+_NUMBERS = struct.Struct("<16q")  # the fields of `Live`, with which the block begins
+
+# Offsets of fields in the file. Fields of 8 bytes follow each other in the order of `Live`.
+_LEFT = LIVE + 24
+_LATE = LIVE + 32
+_LIMITS = LIVE + 40  # `bound_ns` and `busy_ns`
+_SERVED = LIVE + 56
+_FLAGS = LIVE + 64
+_ENDS = LIVE + 72
+_COMPARISON = LIVE + 80  # `compares`, `comparison` and `group`
+_ASKS = LIVE + 104
+_BEAT = LIVE + 112
+_ANSWERED = LIVE + 120
+_VERDICT = LIVE + 128  # when the verdict applies (0: there is none), and whether it is `abandoned`
+_TEXT = LIVE + 144  # the verdict and the line that waited, each with a zero byte
+_END = LIVE + 4096  # the end of the block
+_LONGEST = 3952 - 3  # maximum bytes of both texts without zero bytes; 3952 is `_END - _TEXT`
+
 _SERVED_S = 1.0  # seconds without a report until a server counts as busy
-_FROZEN_S = 1.5  # seconds without a beat until a thread counts as holding the lock
-_WAITS, _PATIENT, _AHEAD, _ABORTED = 1, 2, 4, 8
-LEFT = 2
+_FROZEN_S = 1.5  # seconds without a beat until another thread counts as holding the interpreter's lock
+
+# Bits of `Live.flags`.
+_WAITS = 1  # of a server: workers wait for other workers
+_PATIENT = 2  # of a server: this wait has a timeout
+_AHEAD = 4  # a step is traced, compiled or compared
+_ABORTED = 8  # the runtime aborts the process
+
+LEFT = 2  # the value of `Live.left` after the rank has left
 BLOCKED = "CP0834"  # the default code of a verdict
-_CODE = re.compile(r"(CP\d{4}): ")
-_ALL = (1 << 32) - 1
+_CODE = re.compile(r"(CP\d{4}): ")  # the code with which the text of a verdict may begin
+_ALL = (1 << 32) - 1  # see `position`
 
 
 class Live(NamedTuple):
@@ -38,18 +58,20 @@ class Live(NamedTuple):
         waits: The time at which the oldest unfinished operation began; 0 if there is none.
         parting: The time since which the rank waits for the others to leave, or a server has received
             nothing; 0 before.
-        left: 1 if the rank begins no further operation, `LEFT` if it has left.
-        late: The number of `late` blocks that the program is in.
-        bound_ns, busy_ns: The limits `watchdog_s` and `busy_s`; 0 if the record is not watched.
+        left: 1 if the rank begins no further operation, `LEFT` if it has left; 0 before.
+        late: The number of nested `late` blocks in which the program is.
+        bound_ns: The limit `watchdog_s` in nanoseconds; 0 if the record is not watched.
+        busy_ns: The limit `busy_s` in nanoseconds.
         served: The time at which a server last reported its state; 0 if this is not a server.
-        flags: Of a server, whether workers wait for others, and whether it has a timeout for that. Of a
-            process that records whole steps, whether it prepares a step, and whether its runtime aborts it.
-        ends: Whether a verdict ends operations, see `on_hang` of `Program.bind`.
+        flags: The bits `_WAITS`, `_PATIENT`, `_AHEAD` and `_ABORTED`.
+        ends: 1 if a verdict ends operations, see `on_hang` of `Program.bind`; else 0.
         compares: The time since which the rank waits for others to compare a step; 0 if it does not wait.
-        comparison, group: See `put_comparison`.
-        asks: The time at which a step failed, for a reason that other processes may know; 0 before.
+        comparison: The progress in steps that are compared, see `position`; 0 before.
+        group: The axes along which the ranks lie that compare, see `put_comparison`.
+        asks: The time at which a step failed, for a reason that other processes may have caused; 0 before.
         beat: The time at which the thread that records the ends of steps last ran; 0 if there is none.
-        answered: The time at which the sidecar last found no other process that explains `asks`.
+        answered: The time at which the sidecar last found no other process that explains the failure at
+            `asks`; 0 before.
     """
 
     moved: int = 0
@@ -71,15 +93,17 @@ class Live(NamedTuple):
 
     @property
     def bound_s(self) -> float:
+        """The limit `watchdog_s`; 0 if the record is not watched."""
         return self.bound_ns * 1e-9
 
     @property
     def busy_s(self) -> float:
+        """The limit `busy_s` in seconds."""
         return self.busy_ns * 1e-9
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the process cannot record ends of steps."""
+        """Whether the thread that records the ends of steps has not run for `_FROZEN_S` seconds."""
         return bool(self.beat) and time.monotonic_ns() - self.beat > _FROZEN_S * 1e9
 
     @property
@@ -94,7 +118,7 @@ class Live(NamedTuple):
 
     @property
     def serves(self) -> bool:
-        """Whether the process is a server that is not busy."""
+        """Whether the process is a server that has reported within the last `_SERVED_S` seconds."""
         return time.monotonic_ns() - self.served < _SERVED_S * 1e9
 
     @property
@@ -104,24 +128,30 @@ class Live(NamedTuple):
 
     @property
     def is_patient(self) -> bool:
-        """Whether a server waits with a timeout."""
+        """Whether the process is such a server (`serves`), and its wait for workers has a timeout."""
         return self.serves and bool(self.flags & _PATIENT)
 
 
 def read_live(descriptor: int) -> Live:
-    """The block in an open record. Raises OSError, and `struct.error` if the file is too short."""
+    """Read the numbers of the block in an open record.
+
+    Raises:
+        OSError: If the file cannot be read.
+        struct.error: If the file is too short.
+    """
     return Live(*_NUMBERS.unpack(os.pread(descriptor, _NUMBERS.size, LIVE)))
 
 
 def put_limits(recording: Recording, limits: HangLimits) -> None:
-    """Have the sidecar watch the process of `recording`, unless `watchdog_s` is None."""
+    """Make the sidecar watch the process of `recording` with these limits, unless `watchdog_s` is None."""
     struct.pack_into("<q", recording.memory, LIVE, time.monotonic_ns())
     bound_ns, busy_ns = int((limits.watchdog_s or 0.0) * 1e9), int(limits.busy_s * 1e9)
     struct.pack_into("<2q", recording.memory, _LIMITS, bound_ns, busy_ns)
-    struct.pack_into("<q", recording.memory, LIVE + 72, limits.on_hang == "abort")
+    struct.pack_into("<q", recording.memory, _ENDS, limits.on_hang == "abort")
 
 
 def put_late(recording: Recording, late: int) -> None:
+    """Report the number of nested `late` blocks in which the program is."""
     struct.pack_into("<q", recording.memory, _LATE, late)
 
 
@@ -136,7 +166,7 @@ def put_served(recording: Recording, *, waits: bool, patient: bool, moved: bool)
     """
     now = time.monotonic_ns()
     if moved or not struct.unpack_from("<q", recording.memory, _SERVED)[0]:
-        struct.pack_into("<3q", recording.memory, LIVE, now, 0, now)
+        struct.pack_into("<3q", recording.memory, LIVE, now, 0, now)  # `moved`, `waits` and `parting`
     struct.pack_into("<2q", recording.memory, _SERVED, now, waits * _WAITS + patient * _PATIENT)
 
 
@@ -145,17 +175,20 @@ def put_step(recording: Recording, moved_s: float, waits_ns: int) -> None:
 
     Args:
         recording: The record of the process.
-        moved_s: The time at which the step began or ended.
-        waits_ns: The time at which it began if it has not ended, else 0.
+        moved_s: When the step began or ended, on `time.monotonic`.
+        waits_ns: When it began, on `time.monotonic_ns`, if it has not ended; else 0.
     """
     struct.pack_into("<2q", recording.memory, LIVE, int(moved_s * 1e9), waits_ns)
     struct.pack_into("<q", recording.memory, _BEAT, time.monotonic_ns())
 
 
 def position(call: int, exchange: int = _ALL) -> int:
-    """A number that grows with the progress of a rank in joint calls: `exchange` of the comparison of `call`.
+    """A number that grows with the progress of a rank in calls that ranks compare.
 
-    By default the call has been compared, and runs or has ended.
+    Args:
+        call: The number of the call.
+        exchange: The number of the message exchange in its comparison, below 2**32 - 1. The default means
+            that the call has been compared, and runs or has ended.
     """
     return call << 32 | exchange
 
@@ -163,11 +196,12 @@ def position(call: int, exchange: int = _ALL) -> int:
 def put_comparison(
     recording: Recording, comparison: int, since_s: float | None, group: int = 0, *, is_ahead: bool
 ) -> None:
-    """Report the progress of a process in joint calls, which are compared.
+    """Report the progress of a process in calls that ranks compare.
 
     Args:
-        comparison: See `position`.
-        since_s: Since when it waits for others to compare, on `time.monotonic`; None if it does not.
+        recording: The record of the process.
+        comparison: A result of `position`.
+        since_s: Since when it waits for others to compare, on `time.monotonic`; None if it does not wait.
         group: The axes of the record along which the ranks lie that make the calls: bit 0 for its first axis.
         is_ahead: Whether the call is traced, compiled or compared.
     """
@@ -178,7 +212,7 @@ def put_comparison(
 
 
 def put_failure(recording: Recording, *, is_aborted: bool) -> None:
-    """Request the sidecar to check whether a step failed because of another process.
+    """Request that the sidecar checks whether a step failed because of another process.
 
     Args:
         recording: The record of the process.
@@ -190,19 +224,19 @@ def put_failure(recording: Recording, *, is_aborted: bool) -> None:
 
 
 def is_answered(recording: Recording) -> bool:
-    """Whether the sidecar has found no other process that explains the failure."""
+    """Whether the sidecar has found no other process that explains the last `put_failure`."""
     asks, _, answered = struct.unpack_from("<3q", recording.memory, _ASKS)
     return answered > asks
 
 
 def write_answer(descriptor: int) -> None:
-    """Write to an open record that no other process explains its failure."""
+    """Write to an open record that no other process explains its failure. Raises OSError."""
     os.pwrite(descriptor, struct.pack("<q", time.monotonic_ns()), _ANSWERED)
 
 
 def put_left(recording: Recording) -> None:
-    """Report that this process begins no further operation."""
-    struct.pack_into("<q", recording.memory, LIVE + 24, LEFT)
+    """Report that this process has left: it begins no further operation."""
+    struct.pack_into("<q", recording.memory, _LEFT, LEFT)
 
 
 def write_verdict(descriptor: int, text: str, line: str, effective_s: float, *, abandoned: bool) -> None:
@@ -210,10 +244,14 @@ def write_verdict(descriptor: int, text: str, line: str, effective_s: float, *, 
 
     Args:
         descriptor: The file descriptor of the record.
-        text: The verdict.
-        line: The line of the plan that waited.
+        text: The verdict: a line, which may begin with the code of the error and `: `, then a line for each
+            note. It and `line` are truncated to `_LONGEST` bytes together.
+        line: The line of the plan that waited; empty if none did.
         effective_s: The `time.monotonic` from which the verdict applies.
         abandoned: Whether the rank waits for others to leave that will not leave.
+
+    Raises:
+        OSError: If the file cannot be written.
     """
     data = text.encode(errors="replace")[:_LONGEST] + b"\0"
     os.pwrite(descriptor, data + line.encode(errors="replace")[: _LONGEST + 1 - len(data)] + b"\0", _TEXT)
@@ -224,7 +262,9 @@ class WrittenVerdict(NamedTuple):
     """A verdict of the sidecar.
 
     Attributes:
-        code: The code of its error.
+        code: The code of its error, such as `CP0834`.
+        message: The message of its error.
+        notes: The notes of its error, without `note: `.
         line: The line of the plan that waited; empty if none did.
     """
 
@@ -235,15 +275,16 @@ class WrittenVerdict(NamedTuple):
 
     @property
     def diagnostic(self) -> Diagnostic:
+        """The error, without a location."""
         return Diagnostic(self.code, self.message, None, tuple(map(Note, self.notes)))
 
 
 def verdict_of(recording: Recording) -> WrittenVerdict | None:
-    """The verdict in the record of this process, once it applies; else None."""
+    """The verdict in the record of this process; None if there is none, or if it does not apply yet."""
     (effective,) = struct.unpack_from("<q", recording.memory, _VERDICT)
     if not effective or time.monotonic_ns() < effective:
         return None
-    texts = recording.memory[_TEXT : LIVE + 4096].split(b"\0")[:2]
+    texts = recording.memory[_TEXT:_END].split(b"\0")[:2]
     text, line = (each.decode(errors="replace") for each in texts)
     code = _CODE.match(text)
     message, *notes = text[code.end() if code else 0 :].splitlines()

@@ -1,4 +1,8 @@
-"""The known states of ranks, from which `recorder.verdict.blame` finds those that block others."""
+"""The states of ranks, from which `recorder.verdict.blame` finds those that block others.
+
+`recorder.blame` makes them from records, `sidecar.states` from the records of running processes. Sidecars
+also send them to other hosts.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,15 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple, Self
 
+# The condition of a rank:
+# - alive: its process runs, or nothing else is known.
+# - silent: the sidecar of its host does not answer.
+# - stopped: a signal or a debugger has stopped it.
+# - stuck in the kernel: it waits for a disk or a file system.
+# - dead: it has died, or no such process exists.
+# - aborted: its runtime is ending it.
+# - ended: its program has ended, or has left.
+# - unknown: it is on another machine.
 Condition = Literal[
     "alive", "silent", "stopped", "stuck in the kernel", "dead", "aborted", "ended", "unknown"
 ]
@@ -13,10 +26,12 @@ STUCK: Final = "stuck in the kernel"
 
 
 class Need(NamedTuple):
-    """The condition that ranks begin call `number` of `sequence`.
+    """The condition that ranks begin a call.
 
     Attributes:
-        spans: The ranks, as arguments of `range`: states of large jobs stay short.
+        spans: The ranks, as arguments (start, stop, step) of `range`, which keep states of large jobs short.
+        sequence: The name of a sequence of calls that each of these ranks counts, see `RankState.begun`.
+        number: The number of the call in this sequence, from 1.
     """
 
     spans: tuple[tuple[int, int, int], ...]
@@ -25,11 +40,11 @@ class Need(NamedTuple):
 
     @classmethod
     def begin(cls, ranks: Iterable[int], sequence: str, number: int) -> Self:
-        """The condition that these ranks begin the call."""
+        """The condition that these ranks, in any order, begin the call."""
         spans = list[tuple[int, int, int]]()
         for rank in sorted({*ranks}):
             first, stop, step = spans[-1] if spans else (rank, 0, 0)
-            if spans and rank - stop + 1 == step:
+            if spans and rank - stop + 1 == step:  # `stop - 1` is the last rank of the span
                 spans[-1] = first, rank + 1, step
             elif spans and stop == first + 1:  # a single rank, so far
                 spans[-1] = first, rank + 1, rank - first
@@ -39,6 +54,7 @@ class Need(NamedTuple):
 
     @property
     def ranks(self) -> Iterator[int]:
+        """The ranks, in the order of `spans`."""
         return itertools.chain.from_iterable(range(*span) for span in self.spans)
 
 
@@ -47,11 +63,11 @@ class Wait(NamedTuple):
 
     Attributes:
         where: The operation, such as `line 7 of x.plan`.
-        seconds: The time since it began.
-        needs: The conditions that it waits for.
-        missing: The action that awaited ranks have not performed, such as `reached line 7`.
-        runs: How often the operation has begun.
-        progress: Its progress, for a message.
+        seconds: The seconds since it began.
+        needs: The conditions without which it cannot end.
+        missing: The action that awaited ranks have not performed, such as `reached line 7`, for a message.
+        runs: How often the operation has begun on this rank; 0 if not counted.
+        progress: Its progress, for a message; empty if unknown.
     """
 
     where: str
@@ -62,19 +78,21 @@ class Wait(NamedTuple):
     progress: str = ""
 
 
-# The bytes of each part of a comparison that a record keeps, 3,520 in all. It has room for 3,574.
+# The bytes that a record keeps of `rank`, `name`, `message`, `fix` and `place` of a comparison. The end of
+# the place matters most. They and four line breaks are at most 3,524 bytes. `file.CALL` has room for 3,574.
 _CUTS = slice(64), slice(256), slice(2048), slice(256), slice(-896, None)
 
 
 class Comparison(NamedTuple):
-    """A step that a rank compares with the others before it runs it, for messages.
+    """A step that a rank compares with the other ranks before it runs it. The fields are texts for messages.
 
     Attributes:
-        rank: Such as `process 1`.
-        message: How its arguments differ from those of a step with this name that all have compared; `{}` is
-            the other rank. Empty if there is no such step.
-        fix: The rule that `message` violates.
-        place: The line of the program that calls it.
+        rank: The rank, such as `process 1`; empty if it does not wait for a comparison.
+        name: The name of the step.
+        message: How its arguments differ from those of a step with this name that all ranks have compared.
+            `{}` stands for the other rank. Empty if there is no such step.
+        fix: The rule that is violated according to `message`; empty without a message.
+        place: The line of the program that calls it; empty if unknown.
     """
 
     rank: str
@@ -84,7 +102,7 @@ class Comparison(NamedTuple):
     place: str = ""
 
     def text(self) -> str:
-        """As it is recorded: a line for each part."""
+        """Return the recorded form: a line for each field, truncated to its part of `_CUTS`."""
         parts = [
             part.replace("\n", " ").encode(errors="replace")[cut]
             for part, cut in zip(self, _CUTS, strict=True)
@@ -93,7 +111,11 @@ class Comparison(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """The comparison in `text`. Raises TypeError if it is not complete."""
+        """Return the comparison in a result of `self.text`.
+
+        Raises:
+            TypeError: If `text` has fewer than two lines or more than five.
+        """
         return cls(*text.split("\n"))
 
 
@@ -101,10 +123,10 @@ class Joint(NamedTuple):
     """The progress of a rank in steps that all ranks compare before they first run them.
 
     Attributes:
-        number: Its progress, see `recorder.live.position`.
-        is_running: Whether it has begun its last step, and compares none.
-        waits_s: Seconds for which it has waited for others to compare; 0 if it does not wait.
-        comparison: The compared step, if it waits; else only the name of its last step.
+        number: A number that grows with its progress, see `recorder.live.position`.
+        is_running: Whether it has begun its last step, and compares no other step.
+        waits_s: Seconds for which it has waited for other ranks to compare; 0 if it does not wait.
+        comparison: The compared step, if it waits; else only the name of its last step is set.
     """
 
     number: int = 0
@@ -117,18 +139,22 @@ class RankState(NamedTuple):
     """The known state of a rank.
 
     Attributes:
-        how, notes: Its condition for a message, if it is not alive.
+        rank: The rank.
+        condition: See `Condition`.
+        how: The predicate of a message about its condition; empty if it is alive.
+        notes: Notes of that message.
         waits: Its unfinished operations, a collective first.
         begun: By sequence of calls, the number of calls that it has begun.
-        recent: By sequence whose order is the same on all ranks, the number of a call, and the names of this
-            call and those after it.
-        order: Its last operations in order of their begin, each with its run.
-        idle_s: Seconds since an operation last began or ended.
-        is_excused: Whether it has announced that it is late.
-        process: Its process, such as `process 4711 on node3`.
-        last, runs: The operation that it last finished, and how often that has run.
-        stack: The Python stack of its main thread.
-        joint: By sequence, its progress in steps that are compared.
+        recent: By sequence whose order must be the same on all ranks: the number of a call, and the names of
+            this call and those after it.
+        order: Its last operations in order of their begin, each with its number of runs.
+        idle_s: Seconds since an operation last began, moved bytes or ended; 0 if unknown.
+        is_excused: Whether it has announced that it is late, or waits with a timeout of its own.
+        process: Its process for messages, such as `process 4711 on node3`.
+        last: The name of the operation that it last finished; empty if there is none.
+        runs: How often `last` has run.
+        stack: The Python stack of its main thread in one line; empty if unknown.
+        joint: By sequence of steps that ranks compare, its progress.
     """
 
     rank: int
@@ -149,8 +175,8 @@ class RankState(NamedTuple):
 
     @property
     def finished(self) -> str:
-        """The operation that it last finished, for a message; empty if there is none."""
+        """The end of a sentence with the operation that it last finished; empty if there is none."""
         return f"; it last finished {self.last}, {self.runs} times so far" if self.last else ""
 
 
-States = Mapping[int, RankState]
+States = Mapping[int, RankState]  # by rank

@@ -1,4 +1,8 @@
-"""Reads records, also of processes that run."""
+"""Reads record files (`recorder.file`), also while their processes write them.
+
+A damaged file, which a user may have changed, must not end a reader: files are read and not mapped, and all
+numbers in them are checked.
+"""
 
 from __future__ import annotations
 
@@ -13,57 +17,89 @@ from commplan import io
 from commplan.diagnostics import fail
 from commplan.recorder import file
 
+# (begin, size) in bytes of the parts that are read: the file, then its header again, see `_record`.
 _WHOLE = (0, file.SIZE), (0, file.HEADER.size)
-_RANKS = 2**24  # maximum number of ranks of a job
+_RANKS = 2**24  # maximum number of ranks of a job in an intact record
 
 
 def read_records(paths: Iterable[str]) -> list[file.Record]:
-    """The records in files and folders, by rank and lane. Links in folders, records of other versions, and
-    records that are being created are skipped. Raises CP1114 for a file that is not a record."""
+    """The records in files and folders, in order of their plan, rank and lane.
+
+    Args:
+        paths: Files, and folders of which the records of this user are read. In folders, symbolic links,
+            unreadable files, records of other versions and records that are being created are skipped.
+
+    Raises:
+        CommplanError: CP1114 if a file in `paths` cannot be read or is of another version, or if any file
+            that is not skipped is damaged or not a record.
+    """
     records: list[file.Record] = []
-    for place in map(Path, paths):
-        if place.is_dir():
-            for path in sorted(place.glob(f"{file.prefix()}*.rec")):
+    for path in map(Path, paths):
+        if path.is_dir():
+            for inner in sorted(path.glob(f"{file.prefix()}*.rec")):
                 with contextlib.suppress(OSError):
-                    data, after = _pieces(path, *_WHOLE, flags=os.O_NOFOLLOW)
+                    data, after = _pieces(inner, *_WHOLE, flags=os.O_NOFOLLOW)
                     # Before its process writes the record, the file is empty, or all zeros.
                     if data[: len(file.MAGIC)].strip(b"\0") and _version(data) == file.VERSION:
-                        records.append(_record(path, data, after))
+                        records.append(_record(inner, data, after))
             continue
         try:
-            data, after = _pieces(place, *_WHOLE)
+            data, after = _pieces(path, *_WHOLE)
         except OSError as error:
-            fail("CP1114", f"{place} cannot be read: {error.strerror or error}", file=str(place))
+            fail("CP1114", f"{path} cannot be read: {error.strerror or error}", file=str(path))
         except ValueError as error:  # a NUL in the name
-            fail("CP1114", f"{str(place)!r} cannot be read: {error}")
-        records.append(_record(place, data, after))
+            fail("CP1114", f"{str(path)!r} cannot be read: {error}")
+        records.append(_record(path, data, after))
     return sorted(records, key=lambda record: (record.plan, record.rank, record.lane))
 
 
 def read_open(path: Path, descriptor: int) -> file.Record:
-    """The record in an open file that may have been removed. Raises OSError, and CP1114 if it is damaged."""
+    """The record in an open file that may have been removed.
+
+    Args:
+        path: The path of the file, for `Record.path` and messages.
+        descriptor: The open file.
+
+    Raises:
+        OSError: If it cannot be read.
+        CommplanError: CP1114 if it is not a record of this version, or is damaged.
+    """
     data, after = (os.pread(descriptor, size, begin) for begin, size in _WHOLE)
     return _record(path, data, after)
 
 
-def _pieces(path: Path, *places: tuple[int, int], flags: int = os.O_RDONLY) -> list[bytes]:
-    """The bytes of a file at `places`, (begin, size), read one after another. Raises OSError."""
+def _pieces(path: Path, *spans: tuple[int, int], flags: int = os.O_RDONLY) -> list[bytes]:
+    """The bytes of a file at `spans`, (begin, size), read one after another.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If the path contains a NUL.
+    """
     descriptor = io.open_file(path, flags)
     try:
-        return [os.pread(descriptor, size, begin) for begin, size in places]
+        return [os.pread(descriptor, size, begin) for begin, size in spans]
     finally:
         os.close(descriptor)
 
 
 def _version(data: bytes) -> int:
-    """The version of a record, at the same position in all versions; `VERSION` if this is not a record."""
+    """The version of a record, at the same position in all versions; `VERSION` if `data` is not a record."""
     if data.startswith(file.MAGIC) and len(data) >= len(file.MAGIC) + 8:
         return int(struct.unpack_from("<q", data, len(file.MAGIC))[0])
     return file.VERSION
 
 
 def _record(path: Path, data: bytes, after: bytes) -> file.Record:
-    """The record in a file that may still be written. after: its header, read after `data`."""
+    """The record in a file that may still be written.
+
+    Args:
+        path: The file.
+        data: Its first `SIZE` bytes.
+        after: Its header, read after `data`: shows which events were overwritten while `data` was read.
+
+    Raises:
+        CommplanError: CP1114 if it is not a record of this version, or is damaged.
+    """
     if (version := _version(data)) != file.VERSION:
         message = f"{path} is a record of version {version}"
         fail("CP1114", message, f"this is version {file.VERSION}", file=str(path))
@@ -91,16 +127,25 @@ def _record(path: Path, data: bytes, after: bytes) -> file.Record:
 
 
 def read_call(path: Path) -> file.Call | None:
-    """The call in the record of a process of this machine that may still run, with its seconds on
-    `time.monotonic`."""
+    """The call in the record of a process of this machine, which may run. Its time is on `time.monotonic`.
+
+    None if there is none, or if the record cannot be read.
+    """
     with contextlib.suppress(OSError):
         return _call(_pieces(path, (file.CALL, file.LIVE - file.CALL))[0], 0)
     return None
 
 
 def writer(record: Path) -> tuple[int, int]:
-    """The process that writes a record, and the signal that requests its stacks; 0 for either if the process
-    is not of this machine, or does not handle `SIGNAL`, the only one that counts. Raises OSError."""
+    """The process that writes a record, and the signal that requests its stacks.
+
+    Returns:
+        The process number; 0 if the file is not a record of a process of this machine. `file.SIGNAL`; 0 if
+        the record does not offer stacks on this signal, or the process does not handle it.
+
+    Raises:
+        OSError: If the record cannot be read, or the process has ended.
+    """
     header, number = _pieces(record, (0, file.HEADER.size), (file.STACK_SIGNAL, 8))
     if len(header) < file.HEADER.size or len(number) < 8 or header[: len(file.MAGIC)] != file.MAGIC:
         return 0, 0
@@ -114,6 +159,7 @@ def writer(record: Path) -> tuple[int, int]:
 
 
 def _call(data: bytes, offset_ns: int) -> file.Call | None:
+    """The call in the bytes between `file.CALL` and `file.LIVE`, with its time moved by `offset_ns`."""
     if len(data) < file.SINCE.size:
         return None
     text, stack = _texts(data[file.SINCE.size :])
@@ -121,25 +167,33 @@ def _call(data: bytes, offset_ns: int) -> file.Call | None:
 
 
 def _events(data: bytes, first: int, head: int, count: int, offset_ns: int) -> Iterator[file.Event]:
-    """Events from `first` to before `head`, without damaged ones."""
-    places = (file.HEADER.size + file.NAME * index for index in range(min(count, file.MOST_NAMES)))
-    names = [_texts(data[at : at + file.NAME]) for at in places]
+    """The events with numbers from `first` to `head - 1`, without damaged ones.
+
+    Args:
+        data: The file.
+        first, head: Numbers of events, counted from the first event of the record.
+        count: The number of names.
+        offset_ns: Nanoseconds from 1970 to the boot of the machine.
+    """
+    offsets = (file.HEADER.size + file.NAME * index for index in range(min(count, file.MOST_NAMES)))
+    names = [_texts(data[offset : offset + file.NAME]) for offset in offsets]
     details = [_details(text) for _, text in names]
     for index in range(first, head):
-        place = file.EVENTS + file.EVENT.size * (index % file.CAPACITY)
-        nanoseconds, kind, name, operation, runs, nbytes = file.EVENT.unpack_from(data, place)
+        offset = file.EVENTS + file.EVENT.size * (index % file.CAPACITY)
+        nanoseconds, kind, name, operation, runs, nbytes = file.EVENT.unpack_from(data, offset)
         if file.BEGIN <= kind <= file.ROUND and 0 <= name < len(names):
             when = (nanoseconds + offset_ns) / 1e9
             yield file.Event(when, kind, names[name][0], operation, runs, nbytes, details[name])
 
 
 def _texts(field: bytes) -> tuple[str, str]:
-    """A text that ends with a zero byte, and the text that follows it."""
-    text, _, behind = field.partition(b"\0")
-    return text.decode(errors="replace"), behind.split(b"\0")[0].decode(errors="replace")
+    """A text that ends with a zero byte, and the text that follows it; empty if there is none."""
+    text, _, second = field.partition(b"\0")
+    return text.decode(errors="replace"), second.split(b"\0")[0].decode(errors="replace")
 
 
 def _details(text: str) -> file.Details | None:
+    """The details in a result of `Details.text`; None if they are incomplete, or if there are none."""
     try:
         kind, algorithm, nbytes, dtype, root, opens, axes = text.split(" ")
         return file.Details(
@@ -151,7 +205,7 @@ def _details(text: str) -> file.Details | None:
 
 
 def _sizes(text: str, ranks: int) -> Mapping[str, int]:
-    """The axes in `data=4,node=2`; empty if their product is not the number of ranks."""
+    """The sizes of axes in a text such as `data=4,node=2`; empty if their product is not `ranks`."""
     pairs = [part.partition("=") for part in text.split(",") if part]
     sizes = {axis: int(size) for axis, _, size in pairs if size.isdecimal()}
     return sizes if math.prod(sizes.values()) == ranks else {}

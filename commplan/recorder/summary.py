@@ -1,4 +1,7 @@
-"""Summary of a run: the share of communication in a step, and the time of each plan line."""
+"""Summary of a run: the share of communication in a step, and the times of each plan line.
+
+`commplan trace` prints it. It is computed from a `collectives.Run`, on the time scale of the run.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,15 @@ from commplan.recorder.tasks import Task, last_makes
 class Steps(msgspec.Struct, frozen=True):
     """The runs of a phase, each from the begin of its first collective to the next such begin.
 
-    Values are medians over ranks and runs. The first run is not counted: it may compile.
+    Values are over all ranks and runs, except the first run, which may compile.
 
     Attributes:
-        seconds, p95: The time of a run.
-        communicating: The share of this time with an unfinished collective.
-        waiting: The share of this time that the program waits for a collective.
+        phase: The name of the phase.
+        count: How often the phase has run, including the first run: the maximum over ranks.
+        seconds: The median time of a run in seconds.
+        p95: The 95th percentile of this time in seconds, see `percentile`.
+        communicating: The share of a run, between 0 and 1, with an unfinished collective, the median.
+        waiting: The share of a run during which the program waits for a collective, the median.
     """
 
     phase: str
@@ -33,24 +39,31 @@ class Steps(msgspec.Struct, frozen=True):
 
     @property
     def hidden(self) -> float:
-        """The share of communication during which the program does not wait."""
+        """The share of communication during which the program does not wait; 0 without communication."""
         return 1 - self.waiting / self.communicating if self.communicating > 0 else 0.0
 
 
 class Line(msgspec.Struct, frozen=True):
     """The collectives of a plan line with the same name, kind, algorithm and size.
 
+    Times are over all ranks and all collectives that ended on all recorded ranks; 0 if there is none.
+
     Attributes:
-        count: Their number. A collective of several ranks counts once.
-        nbytes: The size of the whole buffer.
-        seconds, p95: The time from begin to end on a rank.
+        line: The plan line; 0 for whole steps.
+        name: The name of the operation; empty if `line` and `kind` identify it.
+        kind: The kind of collective; empty for whole steps.
+        algorithm: The algorithm; empty for whole steps.
+        count: The number of collectives. A collective of several ranks counts once.
+        nbytes: The size of the whole buffer; the bytes that move on the first rank if `kind` is empty.
+        seconds: The median time from begin to end on a rank, in seconds.
+        p95: The 95th percentile of this time, see `percentile`.
         transfer: Seconds from the begin of the last rank to the end of all ranks, the median.
-        bandwidth: `nbytes` over `transfer`, in bytes per second.
-        waited: Seconds that ranks waited for the last one, summed over ranks.
+        bandwidth: `nbytes / transfer`, in bytes per second; 0 if `transfer` is 0.
+        waited: Seconds for which ranks waited for a later one, summed over ranks and all collectives.
         last: The ranks that began last, and how often each did, the most frequent first.
         unsure: The number of collectives whose last rank the clocks of hosts do not determine.
-        unfinished: The number that did not end.
-        predicted: The predicted seconds of a collective, if there is a topology.
+        unfinished: The number of collectives that have failed or not ended on a rank.
+        predicted: The predicted seconds of a collective, the median; None without a prediction.
     """
 
     line: int
@@ -71,7 +84,7 @@ class Line(msgspec.Struct, frozen=True):
 
     @property
     def drift(self) -> float | None:
-        """The ratio of `transfer` to the predicted time."""
+        """The ratio of `transfer` to the predicted time; None if that is 0 or unknown."""
         return self.transfer / self.predicted if self.predicted else None
 
 
@@ -79,13 +92,19 @@ class Waits(msgspec.Struct, frozen=True):
     """The waits for the batches of a plan line, or its requests to servers.
 
     Attributes:
-        count: Their number on all ranks.
-        unfinished: The number that did not end.
-        seconds, p95: The time of a wait.
-        share: The share of waits in the time from the end of a rank's first wait to the end of its last, the
-            median over ranks.
-        making: Seconds that a rank needs for its part of a batch, or a server for an answer, the median.
-        last: The ranks that made the last part while others waited, and how often, the most frequent first.
+        lane: `input` for batches, `requests` for requests.
+        line: The plan line; 0 if the name has none.
+        name: The name of the operations, such as `line 9 of x.plan`.
+        count: The number of waits or requests on all ranks.
+        unfinished: The number of them that have failed or not ended.
+        seconds: The median time of a wait, in seconds; 0 without waits.
+        p95: The 95th percentile of this time, see `percentile`.
+        share: The share of waits, between 0 and 1, in the time from the end of a rank's first wait to the end
+            of its last, the median over ranks.
+        making: Seconds that a rank needs for its part of a batch, or a server for an answer, the median; 0 if
+            none was made.
+        last: The ranks that made the last part of a batch while others waited, and for how many waits, the
+            most frequent first.
     """
 
     lane: str
@@ -101,7 +120,18 @@ class Waits(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """The summary of a run. seconds: from the first begin to the last end."""
+    """The summary of a run.
+
+    Attributes:
+        plan: The name of the plan.
+        ranks: The number of ranks, including servers.
+        recorded: The number of ranks with a record.
+        seconds: The seconds from the first begin to the last end of an operation; 0 without operations.
+        lost: The number of events that the ring buffers have dropped.
+        steps: The runs of each phase that ran often enough to be measured, by name.
+        lines: The collectives, in order of their plan line.
+        waits: The waits for batches and servers, in order of their plan line.
+    """
 
     plan: str
     ranks: int
@@ -114,15 +144,16 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def summary(run: Run) -> Summary:
-    """The summary of `run`, in the order of the plan's lines."""
-    everything = (*run.slices, *run.tasks)
-    begins, ends = [each.begin for each in everything], [each.end for each in everything]
-    alike: dict[tuple[int, str, str, str, int], list[tuple[Slice, ...]]] = {}
+    """Summarize a run."""
+    operations = (*run.slices, *run.tasks)
+    begins, ends = [each.begin for each in operations], [each.end for each in operations]
+    # By line, name, kind, algorithm and nbytes.
+    groups: dict[tuple[int, str, str, str, int], list[tuple[Slice, ...]]] = {}
     for collective in run.collectives:
         each, details = collective[0], collective[0].details
         kind, algorithm, nbytes = details[:3] if details else ("", "", each.nbytes)
         name = "" if each.line and details else each.name
-        alike.setdefault((each.line, name, kind, algorithm, nbytes), []).append(collective)
+        groups.setdefault((each.line, name, kind, algorithm, nbytes), []).append(collective)
     phases = sorted({each.phase for each in run.slices if each.step})
     steps = [_steps(run, phase) for phase in phases]
     return Summary(
@@ -132,17 +163,18 @@ def summary(run: Run) -> Summary:
         max(ends, default=0.0) - min(begins, default=0.0),
         run.lost,
         tuple(each for each in steps if each is not None),
-        tuple(_line(*key, collectives) for key, collectives in sorted(alike.items())),
+        tuple(_line(*key, collectives) for key, collectives in sorted(groups.items())),
         tuple(_waits(run.tasks)),
     )
 
 
 def _waits(tasks: Sequence[Task]) -> Iterator[Waits]:
-    alike: dict[tuple[int, str, str], list[Task]] = {}
+    """The waits and requests of each name, in order of their plan line."""
+    groups: dict[tuple[int, str, str], list[Task]] = {}  # by line, name and lane
     for task in tasks:
-        lane = "input" if task.lane == "input" else "requests"
-        alike.setdefault((task.line, task.name, lane), []).append(task)
-    for (line, name, lane), group in sorted(alike.items()):
+        lane = "input" if task.lane == "input" else "requests"  # records of servers are in another lane
+        groups.setdefault((task.line, task.name, lane), []).append(task)
+    for (line, name, lane), group in sorted(groups.items()):
         waits = [task for task in group if task.kind in ("wait", "request")]
         making = [
             task.end - task.begin for task in group if task.kind in ("make", "serve") and not task.state
@@ -156,7 +188,10 @@ def _waits(tasks: Sequence[Task]) -> Iterator[Waits]:
 
 
 def _shares(waits: Iterable[Task]) -> Iterator[float]:
-    """The share of waits in each rank's time, which begins at the end of its first wait."""
+    """The share of waits in the time of each rank between the ends of its first and last waits.
+
+    Ranks without such a time are omitted.
+    """
     for rank_tasks in by_rank(waits).values():
         window = min(task.end for task in rank_tasks), max(task.end for task in rank_tasks)
         if window[1] > window[0]:
@@ -166,41 +201,47 @@ def _shares(waits: Iterable[Task]) -> Iterator[float]:
 def _line(
     line: int, name: str, kind: str, algorithm: str, nbytes: int, collectives: Sequence[Sequence[Slice]]
 ) -> Line:
-    whole = [collective for collective in collectives if not any(each.state for each in collective)]
-    slices = [each for collective in whole for each in collective]
+    """The summary of collectives with the same properties, at least one. For the arguments, see `Line`."""
+    ended = [collective for collective in collectives if not any(each.state for each in collective)]
+    slices = [each for collective in ended for each in collective]
     seconds = [each.end - each.begin for each in slices]
-    transfer = _middle(max(each.transfer for each in collective) for collective in whole)
-    late = [max(collective, key=lambda each: each.waited_s) for collective in collectives]
-    late = [each for each in late if each.holder is not None]
-    last = Counter(each.holder for each in late if each.holder is not None and each.margin > 0)
+    transfer = _middle(max(each.transfer for each in collective) for collective in ended)
+    # The slice of each collective that waited longest: its holder began last of all ranks.
+    waits = [max(collective, key=lambda each: each.waited_s) for collective in collectives]
+    waits = [each for each in waits if each.holder is not None]
+    last = Counter(each.holder for each in waits if each.holder is not None and each.margin > 0)
     predicted = [each.predicted for each in slices if each.predicted is not None]
     return Line(
         line, name, kind, algorithm, len(collectives), nbytes, _middle(seconds), percentile(seconds, 0.95),
         transfer, nbytes / transfer if transfer > 0 else 0.0,
         sum(each.waited_s for collective in collectives for each in collective), tuple(last.most_common()),
-        sum(each.margin <= 0 for each in late), len(collectives) - len(whole),
+        sum(each.margin <= 0 for each in waits), len(collectives) - len(ended),
         _middle(predicted) if predicted else None,
     )  # fmt: skip
 
 
 def _steps(run: Run, phase: str) -> Steps | None:
-    """The runs of a phase; None if it has not run twice after its first run."""
+    """The runs of a phase; None if no rank has the begins of two consecutive runs.
+
+    The first run is omitted if there are later ones.
+    """
     seconds, communicating, waiting = list[float](), list[float](), list[float]()
     runs = 0
     for rank_slices in by_rank(run.slices).values():
+        # The indices of the slices with which a run begins.
         opens = (each.details is not None and each.details.opens == phase for each in rank_slices)
-        starts = [place for place, opening in enumerate(opens) if opening]
-        starts = [place for place in starts if rank_slices[place].step > 1] or starts
-        runs = max([runs, *(rank_slices[place].step for place in starts)])
-        for at, until in pairwise(starts):
-            opening, after, inside = rank_slices[at], rank_slices[until], rank_slices[at:until]
-            took = after.begin - opening.begin
-            if after.step != opening.step + 1 or took <= 0:
+        starts = [index for index, is_start in enumerate(opens) if is_start]
+        starts = [index for index in starts if rank_slices[index].step > 1] or starts
+        runs = max([runs, *(rank_slices[index].step for index in starts)])
+        for start, stop in pairwise(starts):
+            opening, after, inside = rank_slices[start], rank_slices[stop], rank_slices[start:stop]
+            duration = after.begin - opening.begin
+            if after.step != opening.step + 1 or duration <= 0:  # events of the runs between them are lost
                 continue
             window = (opening.begin, after.begin)
-            seconds.append(took)
-            communicating.append(covered(((e.begin, e.end) for e in inside), window) / took)
-            waiting.append(covered((each.blocked for each in inside), window) / took)
+            seconds.append(duration)
+            communicating.append(covered(((each.begin, each.end) for each in inside), window) / duration)
+            waiting.append(covered((each.blocked for each in inside), window) / duration)
     if not seconds:
         return None
     middles = (_middle(communicating), _middle(waiting))
@@ -208,20 +249,26 @@ def _steps(run: Run, phase: str) -> Steps | None:
 
 
 def covered(spans: Iterable[tuple[float, float]], window: tuple[float, float]) -> float:
-    """The length of the union of intervals inside `window`."""
-    total, last = 0.0, window[0]
+    """The length of the part of `window` that is in the union of `spans`, all (begin, end) in seconds."""
+    total, covered_until = 0.0, window[0]
     for begin, end in sorted(spans):
-        total += max(0.0, min(end, window[1]) - max(begin, last))
-        last = max(last, end)
+        total += max(0.0, min(end, window[1]) - max(begin, covered_until))
+        covered_until = max(covered_until, end)
     return total
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The least value that `share` of `values` do not exceed; 0 without values."""
+    """The value with index `int(share * n)` among the n values in ascending order; 0 without values.
+
+    Args:
+        values: The values, in any order.
+        share: Between 0 and 1. For 1, the result is the greatest value.
+    """
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 def _middle(values: Iterable[float]) -> float:
+    """The median; 0 without values."""
     sample = list(values)
     return median(sample) if sample else 0.0

@@ -1,6 +1,7 @@
-"""Which ranks block the others: a pure function of the states of all ranks.
+"""Finds the ranks that block the others: `blame`, a pure function of the states of all ranks.
 
-The sidecar of a host, while processes run, and `commplan blame` decide by this function.
+The sidecar of a host calls it while processes run (`sidecar.decision`), and `commplan blame` afterwards
+(`recorder.blame`). `described` is the message for a verdict of a running job.
 """
 
 from __future__ import annotations
@@ -17,21 +18,24 @@ from commplan.recorder.rank_state import STUCK, Comparison, Need, RankState, Sta
 Kind = Literal["none", "apart", "order", "down", "late", "busy", "behind", "circle", "stalled"]
 SHOWN = 4  # maximum number of ranks with a separate note
 _LISTED = 8  # maximum number of ranges in a list of ranks, and of lines about ranks
-FIRST = 12  # factor of the bound in the first runs of an operation, since late ranks may be compiling
-_SETTLE_S = 1.0  # seconds for other ranks to begin the comparison
-_FEW = 3  # number of first runs, for which FIRST applies
-_INTERVALS = 16  # number of latest intervals in the median
-_MEDIANS = 5.0  # slow: longer than this many medians
+_SETTLE_S = 1.0  # seconds that other ranks have to begin a comparison
+# When an operation counts as slow, see `usual_s`:
+FIRST = 12  # factor of the bound in the first runs of an operation, when ranks may compile
+_FEW = 3  # the number of runs to which `FIRST` applies
+_INTERVALS = 16  # the number of latest intervals between runs of which the median is taken
+_MEDIANS = 5.0  # factor of this median
 
 
 class Patience(NamedTuple):
-    """Idle times, in seconds, before a verdict.
+    """The seconds for which ranks must have been idle (`RankState.idle_s`) before a verdict.
 
     Attributes:
-        bound: of all ranks concerned, before `late` or `order`.
-        late: of the waiter, before `late`, or before `down` for a rank stuck on a disk outside operations.
-        still: of all waiting ranks, before `circle`; `late` if None.
-        stuck: of all waiting ranks, before `down` for a rank stuck on a disk in an operation; `late` if None.
+        bound: The idle time of all late and waiting ranks before `late`, of all live ranks before `order`.
+        late: The idle time of the waiter before `late`, and before `down` for a rank that is stuck in the
+            kernel outside operations.
+        still: The idle time of all waiting ranks before `circle`; `late` if None.
+        stuck: The idle time of all waiting ranks before `down` for a rank that is stuck in the kernel in an
+            operation; `late` if None.
     """
 
     bound: float = 0.0
@@ -44,25 +48,25 @@ _NONE = Patience()
 
 
 class Verdict(NamedTuple):
-    """Why ranks wait.
+    """The reason why ranks wait.
 
     Attributes:
         kind: One of:
 
             - `apart`: ranks run a step that another rank compares with them.
-            - `order`: ranks call in different orders.
+            - `order`: ranks make calls in different orders.
             - `down`: ranks cannot go on.
             - `late`: ranks are alive and have not begun the operation that others wait for.
-            - `busy`: as `late`, within the patience.
+            - `busy`: as `late`, but not yet for as long as `Patience` allows, or excused.
             - `behind`: ranks are still in an operation that others have left.
             - `circle`: ranks wait for one another in different operations.
-            - `stalled`: all ranks are in the operation.
+            - `stalled`: all ranks are in the operation, or a circle has not lasted for `Patience.still`.
             - `none`: no rank waits.
-        reasons: The blocking ranks, each with its reason; empty for `stalled` and `none`, or if no
-            majority determines them.
+        reasons: The blocking ranks, each with its reason for a message. Empty for `stalled` and `none`, and
+            for `order` and `circle` if no majority determines them.
         waiting: The ranks that wait for them.
-        names: For `order`, the call of each rank.
-        call: For `order`, the number of the call.
+        names: For `order`, the name of the call that each rank makes as number `call`; else empty.
+        call: For `order`, the number of the first call that differs; else 0.
     """
 
     kind: Kind = "none"
@@ -79,19 +83,26 @@ def blame(states: States, waiter: int | None = None, limits: Patience = _NONE) -
     waits in turn. Ranks without a state are unknown, and are not blamed.
 
     Args:
-        states: by rank.
-        waiter: the rank whose wait is evaluated. If it has no unfinished operation, its last one has failed.
-            None: all waits.
-        limits: idle times before each verdict.
+        states: The states of ranks.
+        waiter: The rank whose wait is evaluated; None for all waits. A waiter without an unfinished operation
+            counts as a rank whose last operation has failed.
+        limits: Idle times before each verdict; by default 0.
+
+    Returns:
+        A verdict. `apart` and `order` are found first, and do not depend on `waiter`.
     """
     if (verdict := _apart(states)) is not None:
         return verdict
+
+    # Different orders of calls.
     live = [state for state in states.values() if state.condition in ("alive", "aborted")]
     aborted = {state.rank: state.how for state in live if state.condition == "aborted"}
     if aborted or _idle(live) >= limits.bound:
         for sequence in sorted({key for state in states.values() for key in state.recent}):
             if (verdict := _another_order(sequence, states)) is not None:
                 return verdict
+
+    # Ranks that cannot go on: those that are needed, or any if an operation of the waiter has failed.
     waiting, needed = _needed(states, states if waiter is None else [waiter])
     if waiter is not None and (waiter in aborted or not states[waiter].waits):
         conditions = {n: each.how for n, each in states.items() if each.condition != "ended" or each.how}
@@ -104,12 +115,16 @@ def blame(states: States, waiter: int | None = None, limits: Patience = _NONE) -
     if down:  # JAX aborts processes that lose another one
         causes = {rank: how for rank, how in down.items() if rank not in aborted}
         return Verdict("down", causes or down, tuple(waiting))
+
+    # Ranks that have not begun the operation.
     if needed:
         late = {rank: f"it has not {wait.missing}" for rank, wait in sorted(needed.items())}
         is_late = waiter is None or states[waiter].idle_s >= limits.late
         is_late &= not any(states[rank].is_excused for rank in late)
         is_late &= _idle([states[rank] for rank in (*late, *sorted(waiting))]) >= limits.bound
         return Verdict("late" if is_late else "busy", late, tuple(waiting))
+
+    # All ranks wait, possibly for one that is stuck in its operation.
     verdict = _all_wait(states, waiting, limits)
     stuck = {n: states[n].how for n in verdict.reasons or waiting if _is_stuck(states[n])}
     stuck_s = limits.late if limits.stuck is None else limits.stuck
@@ -120,10 +135,16 @@ def blame(states: States, waiter: int | None = None, limits: Patience = _NONE) -
 
 
 def is_down(state: RankState, waited_s: float | None, limits: Patience) -> bool:
-    """Whether a rank cannot continue, and other ranks need not be evaluated.
+    """Whether a rank cannot continue.
+
+    A rank that is stuck in the kernel may continue: it counts as down only outside operations, if it has not
+    announced that it is late, and after `limits.late`.
 
     Args:
-        waited_s: seconds for which another rank has waited for it; None if none waits.
+        state: The state of the rank.
+        waited_s: Seconds for which another rank has waited for it; None if the idle time of the rank itself
+            counts.
+        limits: Only `late` is used.
     """
     if state.condition != STUCK:
         return state.condition != "alive"
@@ -132,7 +153,7 @@ def is_down(state: RankState, waited_s: float | None, limits: Patience) -> bool:
 
 
 def _is_stuck(state: RankState) -> bool:
-    """Whether a rank waits for a disk in an operation. The operation may run in another thread."""
+    """Whether a rank is stuck in the kernel in an operation, which may run in another thread."""
     return state.condition == STUCK and bool(state.waits) and not state.is_excused
 
 
@@ -143,23 +164,28 @@ def _is_complete(states: States, waiting: Iterable[int]) -> bool:
 
 
 def _apart(states: States) -> Verdict | None:
-    """The verdict if a rank waits for others to compare a step that one of them runs; else None."""
+    """The verdict `apart` if a rank compares a step that another rank has passed; else None."""
     alive = [state for _, state in sorted(states.items()) if state.condition == "alive"]
-    running: dict[str, list[tuple[int, int]]] = {}
+    running: dict[str, list[tuple[int, int]]] = {}  # by sequence, progress and rank
     for state in alive:
-        for sequence, theirs in state.joint.items():
-            if theirs.is_running:
-                running.setdefault(sequence, []).append((theirs.number, state.rank))
+        for sequence, joint in state.joint.items():
+            if joint.is_running:
+                running.setdefault(sequence, []).append((joint.number, state.rank))
     for state in alive:
-        for sequence, mine in state.joint.items():
-            for number, other in running.get(sequence, ()) if mine.waits_s > _SETTLE_S else ():
-                if number >= mine.number:
+        for sequence, joint in state.joint.items():
+            for number, other in running.get(sequence, ()) if joint.waits_s > _SETTLE_S else ():
+                if number >= joint.number:
                     return Verdict("apart", {other: "it runs a step that others compare"}, (state.rank,))
     return None
 
 
 def _needed(states: States, sources: Iterable[int]) -> tuple[list[int], dict[int, Wait]]:
-    """The waiting ranks that `sources` depend on, and the ranks that they need and that do not wait."""
+    """Follow the waits of `sources`, and those of the ranks that they need.
+
+    Returns:
+        The waiting ranks, with those of `sources` first. The ranks that they need and that do not wait or
+        cannot continue, each with a wait for it. If there are several, that for the fewest ranks is chosen.
+    """
     waiting = [rank for rank in sources if states[rank].waits and states[rank].condition == "alive"]
     is_waiting, needed, longest = {*waiting}, dict[int, Need](), dict[Need, Wait]()
     for rank in waiting:
@@ -184,16 +210,17 @@ def _needed(states: States, sources: Iterable[int]) -> tuple[list[int], dict[int
 
 
 def _awaited(wait: Wait) -> int:
-    """The number of ranks that a wait needs."""
+    """The number of ranks that a wait needs, counted once for each need."""
     return sum(len(range(*span)) for need in wait.needs for span in need.spans)
 
 
 def _is_unmet(need: Need, state: RankState) -> bool:
+    """Whether the rank has not begun the call."""
     return state.begun.get(need.sequence, 0) < need.number
 
 
 def _all_wait(states: States, waiting: Sequence[int], limits: Patience) -> Verdict:
-    """The verdict on ranks that all wait: for those that are behind, or for one another."""
+    """The verdict if all needed ranks wait: `behind`, `circle` or `stalled`; `none` if `waiting` is empty."""
     oldest = {rank: states[rank].waits[0] for rank in waiting}
     holders: dict[Need, set[int]] = {}
     for rank in waiting:
@@ -206,6 +233,7 @@ def _all_wait(states: States, waiting: Sequence[int], limits: Patience) -> Verdi
     awaited = {
         rank: _union([unmet[need] for wait in states[rank].waits for need in wait.needs]) for rank in waiting
     }
+    # A rank does not count as needed by others if only it has the need.
     alone = {need: ranks if len(ranks) == 1 else frozenset[int]() for need, ranks in holders.items()}
     needed = frozenset[int]().union(*(ranks - alone[need] for need, ranks in unmet.items()))
     behind = {
@@ -224,7 +252,7 @@ def _all_wait(states: States, waiting: Sequence[int], limits: Patience) -> Verdi
 
 
 def _union(sets: Sequence[frozenset[int]]) -> frozenset[int]:
-    """The union, without a copy of a single set."""
+    """The union of sets. A single set is returned itself, because sets of large jobs are large."""
     return sets[0] if len(sets) == 1 else frozenset[int]().union(*sets)
 
 
@@ -233,7 +261,11 @@ def _out_of_order(
 ) -> dict[int, str]:
     """The ranks that wait in one call although most ranks begin another call first, each with the reason.
 
-    awaited: by rank, the ranks for which it waits.
+    Args:
+        states: The states of all ranks, whose `order` decides between two calls. If it does not, the call in
+            which more ranks wait counts as the first one.
+        oldest: By rank, the wait in which it is.
+        awaited: By rank, the ranks for which it waits.
     """
     by_call: dict[tuple[str, int], list[int]] = {}
     for rank, wait in oldest.items():
@@ -243,7 +275,7 @@ def _out_of_order(
         sides = [by_call[call] for call in pair]
         if not any(n in awaited[m] and m in awaited[n] for m, n in itertools.product(*sides)):
             continue
-        votes = [0, 0]  # for either call as the first one
+        votes = [0, 0]  # the number of ranks that began either call first
         for state in states.values():
             places = [state.order.index(call) if call in state.order else -1 for call in pair]
             if min(places) >= 0:
@@ -262,7 +294,7 @@ def _out_of_order(
 
 
 def _another_order(sequence: str, states: States) -> Verdict | None:
-    """The verdict if recent calls in `sequence` differ between ranks; else None."""
+    """The verdict `order` for the first recent call in `sequence` that differs between ranks; else None."""
     ordered = sorted(states.items())
     recent = {rank: state.recent[sequence] for rank, state in ordered if sequence in state.recent}
     first = max((start for start, _ in recent.values()), default=0)
@@ -285,8 +317,9 @@ def usual_s(runs: int, intervals: Sequence[float], bound_s: float) -> float:
     """Seconds after which an operation counts as slow.
 
     Args:
-        runs: how often it has begun.
-        intervals: seconds between its last runs, the newest first.
+        runs: How often it has begun.
+        intervals: Seconds between the begins of its last runs, the newest first; empty if unknown.
+        bound_s: The minimum result; multiplied by `FIRST` during the first `_FEW` runs.
     """
     if runs <= _FEW:
         return FIRST * bound_s
@@ -294,7 +327,7 @@ def usual_s(runs: int, intervals: Sequence[float], bound_s: float) -> float:
 
 
 def _idle(states: Sequence[RankState]) -> float:
-    """Seconds in which nothing has moved on these ranks."""
+    """Seconds for which all of these ranks have been idle; 0 without ranks."""
     return min((state.idle_s for state in states), default=0.0)
 
 
@@ -302,8 +335,10 @@ def described(verdict: Verdict, states: States, who: str, reporter: int) -> str:
     """The message for a verdict of a running job: a line, and notes, one on each further line.
 
     Args:
-        who: the noun for a rank in messages, such as `process`.
-        reporter: the rank that prints it.
+        verdict: Any verdict except `none`.
+        states: The states from which it was made.
+        who: The noun for a rank in messages, such as `process`.
+        reporter: The rank that prints it. For `late` and `busy`, the message has the seconds of its wait.
     """
     ranks, waiting = list(verdict.reasons), list(verdict.waiting)
     noun = "collective" if who == "rank" else "step"
@@ -337,6 +372,8 @@ def described(verdict: Verdict, states: States, who: str, reporter: int) -> str:
         lines += [f"{listed(who, waiting)} wait{'' if len(waiting) > 1 else 's'}"] if waiting else []
         lines += [_waits(who, states[n]) for n in waiting[:SHOWN] if states[n].waits[0].progress]
         return _joined(*lines)
+
+    # `late` or `busy`.
     seconds = states[reporter].waits[0].seconds if states[reporter].waits else 0.0
     lines = [f"{listed(who, ranks)} {'have' if len(ranks) > 1 else 'has'} not arrived within {seconds:.1f} s"]
     for state in (states[rank] for rank in ranks[:SHOWN]):
@@ -347,42 +384,46 @@ def described(verdict: Verdict, states: States, who: str, reporter: int) -> str:
 
 
 def _disagreement(comparison: Comparison, other: str, name: str, place: str) -> tuple[str, ...]:
-    """The message about ranks of which one runs a step that the other compares, and its notes.
+    """The message about two ranks of which one compares a step while the other runs one, and its notes.
 
     Args:
-        other: the rank that runs the step, such as `process 0`.
-        name: the name of that step.
-        place: the line of the program that calls it.
+        comparison: The step that the first rank compares.
+        other: The rank that runs a step, such as `process 0`.
+        name: The name of that step.
+        place: The line of the program that calls it; empty if unknown.
     """
-    mine = comparison
-    if mine.message and name == mine.name:
-        message, fix = mine.message.replace("{}", other), mine.fix
+    if comparison.message and name == comparison.name:
+        message, fix = comparison.message.replace("{}", other), comparison.fix
     else:
         noun = other.split(" ", maxsplit=1)[0]
-        message = f"{mine.rank} calls `{mine.name}` while {other} runs `{name}`"
+        message = f"{comparison.rank} calls `{comparison.name}` while {other} runs `{name}`"
         fix = f"every {noun} calls the same steps in the same order"
-    place, calls_at = place or "an unknown line", mine.place or "an unknown line"
+    place, calls_at = place or "an unknown line", comparison.place or "an unknown line"
     return (
         message,
-        f"{mine.rank} calls it at {calls_at}, and waits for the others to compare it",
+        f"{comparison.rank} calls it at {calls_at}, and waits for the others to compare it",
         f"{other} runs a step that all have compared before, at {place}",
         fix,
     )
 
 
 def step_of(name: str) -> str:
-    """The name of a step that is recorded whole, without the lines of the plan that are in it."""
+    """The name of a whole step, from the name of its operation, which has plan lines outside the backticks.
+
+    Returns `name` itself if it has no backticks.
+    """
     match = re.search(r"`(.*)`", name)
     return match[1] if match else name
 
 
 def _waits(who: str, state: RankState) -> str:
+    """A note about the first wait of a rank, which waits."""
     wait = state.waits[0]
     return f"{who} {state.rank} waits in {wait.where}{f', {wait.progress}' if wait.progress else ''}"
 
 
 def _down(who: str, states: Sequence[RankState]) -> list[str]:
-    """The conditions of ranks that cannot go on, a line for each reason."""
+    """The conditions of ranks that cannot go on: a line for each of `_LISTED` reasons, one for the others."""
     by_reason: dict[tuple[bool, str], list[int]] = {}
     for state in states:
         by_reason.setdefault((state.condition == "ended", state.how), []).append(state.rank)
@@ -398,6 +439,7 @@ def _down(who: str, states: Sequence[RankState]) -> list[str]:
 
 
 def _joined(*lines: str) -> str:
+    """A message and its notes as a text."""
     return "\nnote: ".join(lines)
 
 
@@ -406,7 +448,13 @@ def _plural(who: str) -> str:
 
 
 def listed(who: str, numbers: Sequence[int]) -> str:
-    """`processes 0, 2`, `ranks 8-15`."""
+    """Ranks in a message, such as `processes 0, 2` or `ranks 8-15`.
+
+    Args:
+        who: The noun for a rank, in the singular.
+        numbers: The ranks, at least one. Three or more consecutive ones are a range. After `_LISTED` groups
+            of consecutive ranks, only the number of the others is given.
+    """
     ranges = [
         [number for _, number in group]
         for _, group in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
