@@ -33,8 +33,8 @@ _Json = dict[str, Any]  # an object of JSON
 def trace(run: Run) -> bytes:
     """The trace of a run as JSON in UTF-8.
 
-    Times are microseconds since the first begin of an operation. Unfinished operations end with the last event
-    of the run.
+    Times are microseconds since the first begin of an operation. Unfinished operations end with the last
+    event of the run.
     """
     first = min((each.begin for each in (*run.slices, *run.tasks)), default=0.0)
     slices = by_rank(run.slices)
@@ -63,7 +63,8 @@ def trace(run: Run) -> bytes:
     names, events = names + lanes, events + tasks
     arrows = [arrow for collective in run.collectives for arrow in _arrows(collective, track_of, first)]
     arrows += transfers
-    events += [end | {"id": number} for number, arrow in enumerate(arrows, 1) for end in arrow]  # equal at both
+    # Both ends of an arrow have the same number.
+    events += [end | {"id": number} for number, arrow in enumerate(arrows, 1) for end in arrow]
     events.sort(key=lambda event: event["ts"])
     document = {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": head(run)}
     return msgspec.json.encode(document)

@@ -1,7 +1,7 @@
 """Decides which rank blocks the others of a job while it runs, from the states of its ranks.
 
-If a rank has waited for longer than its bound, the decision is that of `recorder.verdict.blame`. Two
-evaluations must agree. The verdict goes into the records of all ranks, or is printed.
+`HangDetector` evaluates a job if a rank has waited for longer than its bound. `recorder.verdict.blame` makes
+the decision. If two evaluations agree, the verdict is written to the records of all ranks, or printed.
 """
 
 from __future__ import annotations
@@ -18,21 +18,26 @@ from commplan.sidecar.hosts import OtherHosts
 from commplan.sidecar.process_table import ProcessTable
 from commplan.sidecar.states import COMPARISON, LEFT, OpenRecord, usual_wait_s, waited_s
 
-_GRACE_S = 2.0  # until a wait is evaluated after the death of a process
-_ENDED_S = 1.0  # until a wait is evaluated after the end of a program, and for a comparison
-_AGAIN_S, _LONGEST_S = 1.0, 5.0  # between two evaluations, at least and at most
+# Times in seconds.
+_GRACE_S = 2.0  # the wait that is evaluated after the death of a process, if the bound is longer
+_ENDED_S = 1.0  # the wait that is evaluated after the end of a program, and during a comparison
+_AGAIN_S = 1.0  # between two evaluations, at least
+_LONGEST_S = 5.0  # between two evaluations, at most
 _CONFIRM_S = 0.5  # between the two evaluations that must agree
 _STACK_S = 1.5  # for a process to answer with its stack
-_SETTLE_S = 0.2  # until a verdict applies, so that all ranks have received it
+_SETTLE_S = 0.2  # until a verdict applies: all ranks have received it by then
+
+_REASONS = ("down", "order", "late", "circle")  # kinds of verdicts that explain the failure of a step
+
+# Texts of messages.
 _HELD = "it holds the interpreter's lock"
-_REASONS = ("down", "order", "late", "circle")  # kinds of verdicts that name ranks
 _TIMEOUT = "run.jit(step, timeout=SECONDS) bounds the wait"
 _LATE = "`with run.late():` or commplan.guard.late()"
 _EXCUSE = f"put longer work into {_LATE}, or busy_s=SECONDS waits longer"
 
 
 class HangDetector:
-    """Evaluates the waits of a job.
+    """Evaluates the waits of a job. Times are on `time.monotonic`.
 
     Args:
         table: The processes of the job on this host.
@@ -41,15 +46,20 @@ class HangDetector:
 
     def __init__(self, table: ProcessTable, hosts: OtherHosts) -> None:
         self._table, self._hosts = table, hosts
-        self._again, self._is_judged = 0.0, False
-        self._suspected: object = None  # the result of the last evaluation
-        self._noticed: set[object] = set()  # the waits about which a message was printed
+        self._again = 0.0  # the time of the next evaluation, at the earliest
+        self._is_judged = False  # whether a verdict was written
+        self._suspected: object = None  # the result of the last evaluation, see `_is_confirmed`
+        self._noticed: set[object] = set()  # the keys of the messages that were printed, see `_say`
 
     def absorb(self, other: HangDetector) -> None:
+        """Take over the verdict on a job that has turned out to be this one."""
         self._is_judged |= other._is_judged
 
     def look(self, now: float) -> None:
-        """Evaluate the job if a rank waits for too long, once the other hosts have sent the states there."""
+        """Evaluate the job if a rank waits for too long. Called repeatedly.
+
+        The evaluation takes place once the other hosts have sent the states of their ranks.
+        """
         alarmed = self._alarmed(now)
         if not alarmed or self._is_judged:
             self._suspected = None
@@ -58,10 +68,13 @@ class HangDetector:
             self._evaluate(alarmed, away, now)
 
     def _alarmed(self, now: float) -> list[OpenRecord]:
-        """The records of ranks that wait for longer than the bound, or whose steps have failed.
+        """The records of ranks that wait for too long, or whose last step has failed without an answer.
 
-        Two seconds suffice after a death, and for a comparison if a rank has ended its program. One second
-        suffices for the latter if whole steps are recorded, and for any comparison.
+        A wait is too long after the bound of the rank, or earlier:
+
+        - after `_GRACE_S` if a process has died, or a rank on another host is gone,
+        - after `_ENDED_S` if whole steps are recorded and a rank has ended its program,
+        - after `_ENDED_S` if it is a wait for a comparison.
         """
         has_died = self._hosts.is_warned or any(each.process.seconds for each in self._table)
         has_ended = self._hosts.is_warned or any(each.live.left for each in self._table)
@@ -76,11 +89,21 @@ class HangDetector:
         return alarmed
 
     def _evaluate(self, alarmed: Sequence[OpenRecord], away: Mapping[int, RankState], now: float) -> None:
+        """Find the ranks that block the others, and write or print a confirmed verdict.
+
+        Args:
+            alarmed: The result of `_alarmed`.
+            away: The states of the ranks on other hosts, as far as known.
+            now: The time.
+        """
         began = time.thread_time()
         records, states = self._table.read(now)
         states |= away
-        # Records of many ranks take long to read. Waits for a core do not count.
+        # Reading the records of many ranks takes long. Its share of a core is limited to a tenth, unless
+        # `_LONGEST_S` is shorter. Waits for a core do not count.
         self._again = now + min(_LONGEST_S, max(_AGAIN_S, 10 * (time.thread_time() - began)))
+
+        # A failed step and a rank that waits at its end are evaluated separately.
         failed = [each for each in alarmed if each in records and each.live.asks > each.live.answered]
         failed = [each for each in failed if not states[each.rank].waits or each.live.is_aborted]
         waiting = [each for each in alarmed if each in records and states[each.rank].waits]
@@ -91,6 +114,8 @@ class HangDetector:
         if not waiting:
             self._part([each for each in alarmed if each in records], states, now)
             return
+
+        # Select the wait that is evaluated.
         source, is_process = _source(waiting, states), self._table.who == "process"
         waiter, ends, compares = source.rank, bool(source.live.ends), source.live.is_comparing
         bound = source.live.bound_s
@@ -101,12 +126,16 @@ class HangDetector:
             }
         if not states[waiter].waits:
             return
+
+        # Find the ranks that it waits for. An operation that is usually slow has more time.
         usual = bound if compares else usual_wait_s(records[source], source.live.waits, bound)
         late_s = max(usual, source.live.busy_s)
         still_s, stuck_s = (usual, late_s) if is_process else (bound, late_s if compares else bound)
         verdict = blame(states, waiter, Patience(bound, late_s, still_s, stuck_s))
         if compares and verdict.kind == "late":  # ranks may compile before they compare
             verdict = verdict._replace(kind="busy")
+
+        # Return if the states of all ranks are not known, or if the verdict may still change.
         has_ended = any(states[rank].condition == "ended" for rank in verdict.reasons)
         is_over = has_ended and not compares and not is_process  # the engine reports it
         is_still = min((states[rank].idle_s for rank in verdict.waiting), default=0.0) >= bound
@@ -127,10 +156,13 @@ class HangDetector:
             return
         if conditions != {"ended"} and not self._is_confirmed(verdict, now):
             return
-        if is_process and verdict.kind in ("stalled", "behind"):
+        if is_process and verdict.kind in ("stalled", "behind"):  # the devices may be computing
             if states[waiter].idle_s >= usual:
                 self._notice(verdict, states, source)
             return
+
+        # The stacks of blocking ranks are part of the message. If a process does not answer, a thread of it
+        # holds the interpreter's lock. Then a signal handler writes its stack.
         idle = [n for n, state in states.items() if state.condition == "alive" and not state.waits]
         shown = [n for n in [*verdict.reasons][:SHOWN] if n in idle or verdict.kind == "apart"]
         silent = [*{each.rank: each for each in self._table if each.rank in shown}.values()]
@@ -141,13 +173,15 @@ class HangDetector:
         for each in silent:
             stack = main_stack(each.path) or "an unknown line"
             states[each.rank] = states[each.rank]._replace(stack=f"{stack}; {_HELD}")
+
+        # Write the verdict, or print it if the job continues to wait.
         text, line = described(verdict, states, self._table.who, waiter), states[waiter].waits[0].where
         if verdict.kind == "busy":
             is_excused = any(states[rank].is_excused for rank in verdict.reasons)
             if states[waiter].idle_s >= usual and not is_excused:
                 excuse = _TIMEOUT if compares else f"the limit is {late_s:.0f} s: {_EXCUSE}" if ends else ""
-                limit = f"\nnote: {excuse}" if excuse else ""
-                self._print(f"{text}\nnote: {line} waits for it{limit}", source, verdict.waiting)
+                note = f"\nnote: {excuse}" if excuse else ""
+                self._print(f"{text}\nnote: {line} waits for it{note}", source, verdict.waiting)
                 self._again = now + min(_LONGEST_S, max(_CONFIRM_S, late_s - states[waiter].idle_s))
             return
         if verdict.kind == "late" and ends:
@@ -161,7 +195,13 @@ class HangDetector:
             self._print(f"{text}\nnote: {line} waits for it", source, verdict.waiting, down)
 
     def _explain(self, failed: Sequence[OpenRecord], states: Mapping[int, RankState], now: float) -> None:
-        """Find out whether another process is the reason why a step has failed."""
+        """Find out whether another process is the reason why steps have failed, and tell their processes.
+
+        Args:
+            failed: The records of ranks with a failed step, at least one. The first one is evaluated.
+            states: The states of all known ranks.
+            now: The time.
+        """
         waiter = failed[0].rank
         verdict = blame(states, waiter, Patience(late=failed[0].live.busy_s, still=0.0))
         is_known = states.keys() >= self._table.ranks or verdict.kind == "down"
@@ -178,7 +218,7 @@ class HangDetector:
                 live.write_answer(each.descriptor)
 
     def _notice(self, verdict: Verdict, states: Mapping[int, RankState], source: OpenRecord) -> None:
-        """Print once that a step takes long on all processes: the devices may be computing."""
+        """Print once that a step takes long on all processes, and which of them compare no later step."""
         wait = states[source.rank].waits[0]
         comparing = [n for n, state in states.items() if any(each.waits_s for each in state.joint.values())]
         late = [n for n in verdict.waiting if n not in comparing] if comparing else []
@@ -188,7 +228,7 @@ class HangDetector:
         self._print(text, source, verdict.waiting)
 
     def _is_confirmed(self, verdict: Verdict, now: float) -> bool:
-        """Whether the last evaluation had the same result. Otherwise the next one is soon."""
+        """Whether the last evaluation had the same result. If not, the next one is after `_CONFIRM_S`."""
         result = verdict.kind, tuple(verdict.reasons), verdict.waiting
         is_same, self._suspected = result == self._suspected, result
         if not is_same:
@@ -209,9 +249,14 @@ class HangDetector:
             record.process.say(f"commplan: {text}\n")
 
     def _part(self, alarmed: Sequence[OpenRecord], states: Mapping[int, RankState], now: float) -> None:
-        """Decide whether the ranks that a rank waits for at its end are dead.
+        """Decide whether all the ranks for which a rank waits at its end are dead.
 
-        A rank that is alive may still have work to do.
+        Prints a message, once and much later, if one of them is alive: it may still have work to do.
+
+        Args:
+            alarmed: The records of ranks that wait for too long; any number of them wait at their end.
+            states: The states of all known ranks.
+            now: The time.
         """
         source = next((each for each in alarmed if each.live.parting), None)
         if source is None or not states.keys() >= self._table.ranks:
@@ -240,11 +285,15 @@ class HangDetector:
             self._say(source, "\n".join([text, *notes]), "parting")
 
     def _judge(self, text: str, line: str, now: float, *, abandoned: bool) -> None:
+        """Write a verdict to the records of all hosts, see `live.write_verdict`."""
         self.write(text, line, now, abandoned=abandoned)
         self._hosts.tell("verdict", text=text, line=line, abandoned=abandoned)
 
     def write(self, text: str, line: str, now: float, *, abandoned: bool) -> None:
-        """Write the verdict, which may be that of another host, to the records of this one."""
+        """Write a verdict, which may be that of another host, to the records of this host.
+
+        Has no effect if there was a verdict before. For the arguments, see `live.write_verdict`.
+        """
         for each in () if self._is_judged else self._table:
             with contextlib.suppress(OSError):
                 live.write_verdict(each.descriptor, text, line, now + _SETTLE_S, abandoned=abandoned)
@@ -252,7 +301,11 @@ class HangDetector:
 
 
 def _source(waiting: Sequence[OpenRecord], states: Mapping[int, RankState]) -> OpenRecord:
-    """The rank whose wait is evaluated: the oldest collective, or a comparison that cannot end."""
+    """The record of the rank whose wait is evaluated, of those that wait.
+
+    The oldest comparison, if a rank that it needs is down; else the oldest other wait, or the oldest
+    comparison if there is no other wait.
+    """
     oldest = sorted(waiting, key=lambda each: max(each.live.waits or each.live.compares, each.live.moved))
     comparison = next((each for each in oldest if each.live.is_comparing), None)
     if comparison is not None:

@@ -10,18 +10,20 @@ from commplan.recorder.rank_state import RankState
 from commplan.sidecar.mail import Address, SidecarMessage
 from commplan.sidecar.process_table import ProcessTable
 
-_GREET_S, _LOST_S = 2.0, 30.0  # between two greetings; until an unheard sidecar is reported
-_ANSWER_S, _REPEAT_S = 1.5, 0.5  # minimum wait for answers of other sidecars; until the query is repeated
-_READINGS = 4  # wait for answers, as a multiple of the time to read the records here
-Send = Callable[[SidecarMessage, Sequence[Address]], None]
+_GREET_S = 2.0  # seconds between two greetings
+_LOST_S = 30.0  # seconds until sidecars that have not sent anything are reported
+_ANSWER_S = 1.5  # minimum seconds to wait for answers of other sidecars
+_READINGS = 4  # the same wait as a multiple of the time to read the records here, if that is longer
+_REPEAT_S = 0.5  # seconds until a query is repeated
+Send = Callable[[SidecarMessage, Sequence[Address]], None]  # sends a message to sidecars
 
 
 class OtherHosts:
-    """The sidecars of the other hosts of a job.
+    """The sidecars of the other hosts of a job. Times are on `time.monotonic`.
 
     Attributes:
         addresses: By rank of another host, the sidecar of that host.
-        is_warned: Whether ranks there have died, or their program has ended.
+        is_warned: Whether a rank there has died, or its program has ended.
 
     Args:
         job: The name of the job.
@@ -34,26 +36,34 @@ class OtherHosts:
         self._job, self._table, self._send, self._address = job, table, send, address
         self.addresses: dict[int, Address] = {}
         self.is_warned = False
-        self._heard: set[Address] = set()
-        self._began, self._greeted = time.monotonic(), 0.0
-        self._queried_at: float | None = None
-        self._asked_at, self._serial = 0.0, 0
-        self._answers: dict[int, RankState] = {}
-        self._sent: set[Address] = set()  # the sidecars that have sent anything since the query
+        self._heard: set[Address] = set()  # the sidecars that have sent anything
+        self._began = time.monotonic()  # when sidecars were last added
+        self._greeted = 0.0  # when greetings were last sent
+        # The current query:
+        self._queried_at: float | None = None  # when it began; None if there is none
+        self._asked_at = 0.0  # when its question was last sent
+        self._serial = 0  # the number of its question
+        self._answers: dict[int, RankState] = {}  # by rank
+        self._sent: set[Address] = set()  # the sidecars that have sent anything since it began
 
     def add(self, hosts: Mapping[tuple[int, ...], Address]) -> None:
-        """Add the sidecars of hosts, by their ranks."""
+        """Add the sidecars of hosts, each by the ranks of its host."""
         self.addresses |= {rank: address for ranks, address in hosts.items() for rank in ranks}
         self._began, self._greeted = time.monotonic(), 0.0
 
     def absorb(self, other: OtherHosts) -> None:
+        """Add the sidecars of a job that has turned out to be this one."""
         self.addresses |= other.addresses
         self._heard |= other._heard
 
     def take(self, message: SidecarMessage) -> None:
-        """Take a message of the sidecar of one of these hosts."""
+        """Handle a greeting, a warning or an answer of the sidecar of one of these hosts.
+
+        The sender must be in `addresses`. Questions and verdicts only count as a sign of life here.
+        """
         address = self.addresses[message.sender]
         if message.kind == "hello" and message.address is not None:
+            # The sidecar of that host may have been replaced by another one.
             replaced, address = address, message.address
             self._heard.discard(replaced)
             self.addresses |= {n: address for n, each in self.addresses.items() if each == replaced}
@@ -66,16 +76,17 @@ class OtherHosts:
             self._answers |= {state.rank: state for state in message.states}
 
     def answer(self, question: SidecarMessage, states: tuple[RankState, ...]) -> None:
-        """Send the states of the ranks on this host to the sidecar that asks for them."""
-        to, is_repeat = self.addresses[question.sender], question.is_repeat
-        self._post("answer", [to], serial=question.serial, states=states, is_repeat=is_repeat)
+        """Send the states of the ranks on this host to the sender of an `ask` message."""
+        sender, is_repeat = self.addresses[question.sender], question.is_repeat
+        self._post("answer", [sender], serial=question.serial, states=states, is_repeat=is_repeat)
 
     def tell(self, kind: str, **content: object) -> None:
-        """Send a message to the sidecars of all other hosts."""
+        """Send a message with these fields of `SidecarMessage` to the sidecars of all other hosts."""
         if self.addresses:
             self._post(kind, [*{*self.addresses.values()}], **content)
 
     def _post(self, kind: str, to: Sequence[Address], **content: object) -> None:
+        """Send a message with these fields of `SidecarMessage`."""
         message = SidecarMessage(self._job, kind, self._table.lowest, **content)  # pyright: ignore[reportArgumentType]
         self._send(message, to)
 
@@ -83,7 +94,11 @@ class OtherHosts:
         self._post("hello", addresses, address=self._address, is_reply=is_reply)
 
     def greet_unheard(self, now: float) -> str:
-        """Find out which sidecars can be reached. Returns a message about those that cannot, once."""
+        """Send greetings to the sidecars that have not sent anything, every `_GREET_S`.
+
+        Returns:
+            After `_LOST_S`, once, a message about these sidecars, for the user; else empty.
+        """
         unheard = {*self.addresses.values()} - self._heard
         if not unheard or now < self._greeted + _GREET_S or self._greeted > self._began + _LOST_S:
             return ""
@@ -94,15 +109,21 @@ class OtherHosts:
         names = ", ".join(sorted({each.host for each in unheard}))
         return f"no datagrams from {names}: ranks there that block others are not reported"
 
-    # A query.
-
     def end_query(self) -> None:
+        """Cancel the current query, if there is one."""
         self._queried_at = None
 
     def query(self, now: float, *, begins: bool) -> dict[int, RankState] | None:
-        """The states of the ranks of other hosts; None until they have answered. Must be repeated then.
+        """Query the states of the ranks of other hosts. Called repeatedly, until it returns them.
 
-        begins: whether to begin a query if none is under way.
+        Args:
+            now: The time.
+            begins: Whether to begin a query if there is none.
+
+        Returns:
+            The states by rank; None if the other hosts have not answered yet, or if there is no query. Hosts
+            that do not answer in time are omitted, or `silent` if they have sent nothing at all since the
+            query began.
         """
         if self._queried_at is None:
             if not begins:
@@ -120,17 +141,17 @@ class OtherHosts:
         return None
 
     def _known(self) -> set[int]:
-        """The ranks of hosts whose sidecars were heard."""
+        """The ranks of hosts whose sidecars have sent anything."""
         return {rank for rank, address in self.addresses.items() if address in self._heard}
 
     def _ask(self, ranks: Iterable[int], now: float, *, is_repeat: bool = False) -> None:
-        """Ask the sidecars of these ranks for states."""
+        """Send the current question to the sidecars of these ranks."""
         self._asked_at = now
         if addresses := [*{self.addresses[rank] for rank in ranks}]:
             self._post("ask", addresses, serial=self._serial, is_repeat=is_repeat)
 
     def _silent(self) -> dict[int, RankState]:
-        """The states of the ranks of hosts whose sidecars send nothing."""
+        """The states of the ranks of hosts whose sidecars have sent nothing since the query began."""
         return {
             rank: RankState(rank, "silent", silence("unknown", self.addresses[rank].host))
             for rank in sorted(self._known() - self._answers.keys())

@@ -23,6 +23,11 @@ from commplan.sidecar.process_table import ProcessTable
 class Job:
     """A job with processes on this host.
 
+    Attributes:
+        name: The name of the job. Other jobs may have it, too, see `Observer.add`.
+        table: Its processes on this host.
+        hosts: The sidecars of its other hosts.
+
     Args:
         send: Sends a message to the sidecars of other hosts.
         address: The address of this sidecar.
@@ -34,16 +39,16 @@ class Job:
         self.hosts = OtherHosts(name, self.table, send, address)
         self._detector = HangDetector(self.table, self.hosts)
         self._ended: set[int] = set()  # ranks here that have died, or whose program has ended
-        self._is_reported = False  # that the job cannot be evaluated
+        self._is_reported = False  # whether a message was printed that the job cannot be evaluated
 
     def absorb(self, other: Job) -> None:
-        """Take the records of a job that has turned out to be this one."""
+        """Take over the records, the hosts and the verdict of a job that has turned out to be this one."""
         self.table += other.table
         self.hosts.absorb(other.hosts)
         self._detector.absorb(other._detector)
 
     def look(self, now: float) -> None:
-        """Evaluate the job if a rank waits for too long."""
+        """Evaluate the job if a rank waits for too long. `now` is on `time.monotonic`. Called repeatedly."""
         if text := self.hosts.greet_unheard(now):
             self.say(text)
         self.table.refresh()
@@ -56,12 +61,12 @@ class Job:
         self._detector.look(now)
 
     def say(self, text: str) -> None:
-        """Print `text` on the first process that runs."""
+        """Print `text` on the first process that runs; on none if all have ended."""
         for process in [each.process for each in self.table if not each.process.seconds][:1]:
             process.say(f"commplan: {text}\n")
 
     def report(self, error: Exception) -> None:
-        """Print once that an evaluation fails."""
+        """Print once that an evaluation has failed, with the traceback of `error`."""
         if not self._is_reported:
             self._is_reported = True
             self.say(
@@ -69,7 +74,7 @@ class Job:
             )
 
     def take(self, message: SidecarMessage) -> None:
-        """Take a message of another host's sidecar."""
+        """Handle a message of another host's sidecar. Messages of unknown senders are ignored."""
         if message.sender not in self.hosts.addresses:
             return
         self.hosts.take(message)
@@ -80,7 +85,15 @@ class Job:
 
 
 class Observer:
-    """The jobs of all processes that the sidecar attends."""
+    """The jobs of all processes that are watched.
+
+    Attributes:
+        jobs: The jobs with at least one record.
+
+    Args:
+        send: Sends a message to sidecars of other hosts.
+        address: The address of this sidecar.
+    """
 
     def __init__(self, send: Send, address: Address) -> None:
         self.jobs: list[Job] = []
@@ -90,9 +103,14 @@ class Observer:
         self, name: str, path: Path, process: AttendedProcess, who: str, members: tuple[int, ...] = (),
         descriptor: int = -1,
     ) -> None:  # fmt: skip
-        """Add a record to a job.
+        """Add a record to the job of this name, or to a new one. A record that cannot be read is ignored.
 
-        Jobs of the same name are one job if they share processes.
+        Jobs of the same name are one job if they share ranks, and are merged.
+
+        Args:
+            name: The name of the job.
+            path, process, members, descriptor: See `states.OpenRecord`.
+            who: See `ProcessTable`.
         """
         new = Job(name, self._send, self._address, who)
         new.table.track(path, process, members, descriptor)
@@ -107,6 +125,7 @@ class Observer:
             self.jobs.remove(other)
 
     def look(self) -> None:
+        """Evaluate all jobs, see `Job.look`. Errors are printed."""
         for job in self.jobs:
             try:
                 job.look(time.monotonic())
@@ -114,26 +133,27 @@ class Observer:
                 job.report(error)
 
     def take(self, messages: Iterable[SidecarMessage]) -> None:
+        """Handle messages of other sidecars, see `Job.take`."""
         for message in messages:
             for job in (job for job in self.jobs if job.name == message.job):
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # a message of another host must not end this sidecar
                     job.take(message)
 
     def add_hosts(self, path: Path, hosts: Mapping[tuple[int, ...], Address]) -> None:
-        """Add the sidecars of other hosts, by their ranks, to the job of a record."""
+        """Add the sidecars of other hosts, by the ranks of their hosts, to the job of the record at `path`."""
         for job in self.jobs:
             if any(each.path == path for each in job.table):
                 job.hosts.add(hosts)
 
     def remove(self, path: Path) -> None:
-        """Close a record to which its process no longer writes."""
+        """Close the record at `path`, which is no longer watched. A job without records is removed."""
         for job in self.jobs.copy():
             job.table.close(path)
             if not job.table:
                 self.jobs.remove(job)
 
     def drop(self, running: Sequence[AttendedProcess]) -> None:
-        """Close the records of jobs without running processes."""
+        """Remove the jobs without a process in `running`, and close their records."""
         for job in self.jobs.copy():
             if not any(each.process in running for each in job.table):
                 self.jobs.remove(job)

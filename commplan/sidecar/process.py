@@ -1,4 +1,7 @@
-"""A process that the sidecar attends: its connection, its descriptors and its records."""
+"""A process that the sidecar attends: its connection, its descriptors and its records.
+
+The sidecar receives its messages, requests its Python stack, and prints to its standard error.
+"""
 
 from __future__ import annotations
 
@@ -15,40 +18,48 @@ from typing import Any
 from commplan.sidecar.attend import peer
 
 _LONGEST = 65536  # maximum bytes of a message
-_READ_MS = 1000  # milliseconds until standard error can be written
-Take = Callable[["AttendedProcess", dict[str, Any], list[int]], None]
+_READ_MS = 1000  # maximum milliseconds until a pipe at standard error is read
+Take = Callable[["AttendedProcess", dict[str, Any], list[int]], None]  # see `AttendedProcess`
 
 
 class AttendedProcess:
-    """A process that introduces itself.
+    """A process that has connected to the sidecar.
 
     Attributes:
+        line: The connection to it.
         number: Its process number according to the kernel.
-        who: Such as `rank 2`.
-        job: The name of its first job.
-        descriptor, errors: A pidfd of it and its standard error, which it sends; -1 before.
-        ended: Its wait status once it has ended; `seconds`: when, on `time.monotonic`; 0 before.
-        stack: The Python of its main thread when it last answered.
-        queried_at: When it was first queried without an answer, on `time.monotonic`; 0 if there is none.
+        who: The rank in messages, such as `rank 2`; empty before its first message.
+        job: The name of its first job; empty before its first message.
+        records: The files of its records.
+        descriptor: A pidfd of it, which it sends with its first message; -1 before, and after `close`.
+        errors: Its standard error, which it sends with its first message; -1 before, and after it is closed.
+        has_left: Whether it has reported its end.
+        ended: Its wait status after its end; None before, or if unknown.
+        seconds: When it ended, on `time.monotonic`; 0 before.
+        stack: The Python stack of its main thread, in one line, when it last answered; empty if it has not
+            answered the last request.
+        queried_at: When its stack was requested, on `time.monotonic`; 0 if no request is unanswered.
 
     Args:
         line: The connection to the process.
-        take: Receives a message about a job of the process, and open files, of which it removes those that
-            it keeps.
+        take: Receives this object, a message about a record of the process, and open files, of which it
+            removes those that it keeps.
     """
 
     def __init__(self, line: socket.socket, take: Take) -> None:
-        self.line, (self.number, _) = line, peer(line)
+        self.line = line
+        self.number, _ = peer(line)
         line.setblocking(False)
         self._take_of_job = take
-        self.who, self.job, self.stack, self.descriptor, self.errors = "", "", "", -1, -1
+        self.who, self.job, self.stack = "", "", ""
+        self.descriptor = self.errors = -1
         self.records: list[Path] = []
         self.has_left = False
         self.ended: int | None = None
         self.seconds = self.queried_at = 0.0
 
     def hear(self) -> bool:
-        """Receive messages. Returns False once the process has closed the connection."""
+        """Receive the messages that have arrived. Returns whether the connection is still open."""
         while True:
             try:
                 data, descriptors, _, _ = socket.recv_fds(self.line, _LONGEST, 3)
@@ -60,12 +71,13 @@ class AttendedProcess:
                 self.descriptor, self.errors, *descriptors = descriptors
             if not data:
                 return False
-            with contextlib.suppress(ValueError):  # a message that was too long
+            with contextlib.suppress(ValueError):  # a message that was truncated, because it is too long
                 self._take(json.loads(data), descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
 
     def _take(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        """Handle a stack, a message about a record, or the report of the end, see `attend.leave`."""
         if "stack" in message:
             self.stack, self.queried_at = message["stack"], 0.0
         elif "record" in message:
@@ -79,14 +91,17 @@ class AttendedProcess:
                 self.line.send(b"{}")
 
     def ask_stack(self) -> None:
-        """Ask for the Python of its main thread. It does not answer while a thread keeps the lock."""
+        """Request the stack of its main thread, unless a request is unanswered.
+
+        The process does not answer while a thread keeps the interpreter's lock.
+        """
         if not self.queried_at:
             self.queried_at, self.stack = time.monotonic(), ""
             with contextlib.suppress(OSError):
                 self.line.send(b"stack")
 
     def say(self, text: str) -> None:
-        """Print `text` to its standard error, if its pipe is read."""
+        """Print `text` to its standard error, if that is open. The rest is dropped if nobody reads a pipe."""
         if self.errors < 0:
             return
         data, poll = memoryview(text.encode()), select.poll()
@@ -96,6 +111,7 @@ class AttendedProcess:
                 data = data[os.write(self.errors, data[: select.PIPE_BUF]) :]  # does not block
 
     def close(self) -> None:
+        """Close the connection and the descriptors."""
         self.line.close()
         for descriptor in (self.descriptor, self.errors):
             if descriptor >= 0:
