@@ -140,7 +140,7 @@ class Observer:
                     job.take(message)
 
     def add_hosts(self, path: Path, hosts: Mapping[tuple[int, ...], Address]) -> None:
-        """Add the sidecars of other hosts, by the ranks of their hosts, to the job of the record at `path`."""
+        """Add sidecars of other hosts, by the ranks of their hosts, to the job of the record at `path`."""
         for job in self.jobs:
             if any(each.path == path for each in job.table):
                 job.hosts.add(hosts)

@@ -44,13 +44,28 @@ class Batches(Iterator[Item]):
     layout of the plan; bytes become u8. Device functions on single records run here, under jit. The item's
     `mask` marks the rows that are records.
 
-    `.state()` returns the position of the next batch, as integers for `run.batches(state=...)`. `.steps` is
-    the number of batches of an epoch, `.summary()` returns the cost so far, and `.close()` ends the work
-    ahead.
+    `run.batches` makes it. A `with` block ends the work ahead, as `close` does.
+
+    Attributes:
+        context: the context of the run, or of one member.
+        local: the indices that this process holds along each axis.
+
+    Args:
+        context: see above.
+        phase: the phase.
+        sources: the sources by name.
+        state: the result of `.state()` from which to continue; None for the first batch.
+        among: the processes that share loaded values; None to find them with `shared_group`.
+        timeout: seconds to wait for a live but silent peer; None for that of `among`, or `PATIENCE_S`.
+        clocked: the host batches of a member that shares loads; None to make them. If set, `sources`,
+            `among`, `timeout` and `workers` are not used.
+        workers: "threads" or "processes", which run the host functions.
+        restarts: warns if a program that resumes training restarts its batches; None for no warning.
 
     Raises:
-        CommplanError: CP09xx as `commplan.runtime.input` does; CP0819 if the processes of a job hold devices
-            in a pattern that is not a block of the mesh.
+        CommplanError: CP09xx as `commplan.runtime.input` does; CP0927 if `among` is set and the phase shares
+            nothing; CP0819 if the processes of a job hold devices in a pattern that is not a block of the
+            mesh.
     """
 
     def __init__(
@@ -104,10 +119,12 @@ class Batches(Iterator[Item]):
         return self
 
     def __next__(self) -> Item:
+        # `settle` waits until the devices have copied a batch from pinned memory.
         settle = None if self._host.pinning is None else self._host.pinning.settle
         return self._host.take(self._item, self._host.on_devices, settle)
 
     def _item(self, batch: HostBatch) -> Item:
+        """The arrays of a host batch, and those that device functions make from it."""
         arrays = {ref: self._shard(ref, host) for ref, host in batch.values.items()}
         missing = [ref for ref in self._outputs.values() if ref not in arrays]
         if missing:
@@ -116,6 +133,7 @@ class Batches(Iterator[Item]):
         return Item.of(named, functools.partial(self._mask, batch.mask))
 
     def _mask(self, mask: Mask | None) -> Any:
+        """See `Item.mask`. Raises CP0911 if `mask` is None."""
         if mask is None:
             refuse_mask()
         per = tuple(axis for axis in mask.placement.per if axis not in self.context.members)
@@ -123,12 +141,15 @@ class Batches(Iterator[Item]):
         return self._global_array(mask.rows, placement, mask.placement.per)
 
     def state(self) -> dict[str, int]:
-        """The position of the next batch, as integers; independent of the number of ranks."""
+        """The position of the next batch, as integers for `run.batches(state=...)`.
+
+        It does not depend on the number of ranks.
+        """
         return self._host.state()
 
     @property
     def steps(self) -> int:
-        """Batches of one epoch."""
+        """The number of batches of an epoch."""
         return self._host.steps
 
     def summary(self) -> Summary:
@@ -153,7 +174,7 @@ class Batches(Iterator[Item]):
             The path of the file.
 
         Raises:
-            CommplanError: CP0960.
+            CommplanError: CP0960 if the file cannot be written.
         """
         place = metrics.place(path, *self.context.machine.process())
         metrics.write(place, metrics.text([self.summary()]))
@@ -192,17 +213,22 @@ class Batches(Iterator[Item]):
 
 
 def _trains(schedule: ir.Schedule, phase: ir.Phase) -> bool:
-    """Whether each pass over `phase` should differ from the one before. An evaluation reads the same records
-    in the same order every time."""
+    """Whether each pass over `phase` should differ from the one before, as in training.
+
+    An evaluation, a named phase without random functions, reads the same records in the same order each time.
+    """
     maps = (op for op in phase.ops if isinstance(op, ir.Map))
     return phase.kind != "named" or any(schedule.fn(op.fn).random for op in maps)
 
 
 def check_group(schedule: ir.Schedule, phase: ir.Phase, among: Group) -> None:
-    """Check that the processes of a group can share values of `phase`. Raises CP0927 if they cannot.
+    """Check that the processes of a group can share values of `phase`.
 
     If the plan makes each process compute everything, the logger `commplan.input` warns that nothing is
     shared.
+
+    Raises:
+        CommplanError: CP0927 if there are several processes and the phase has no `share`.
     """
     shares = [op for op in phase.ops if isinstance(op, ir.Share)]
     if among.count == 1 or any(op.design != "duplicate" for op in shares):
@@ -214,7 +240,7 @@ def check_group(schedule: ir.Schedule, phase: ir.Phase, among: Group) -> None:
 
 
 def refuse_group(schedule: ir.Schedule, phase: str) -> NoReturn:
-    """Raise CP0927."""
+    """Raise CP0927: `group=` is set, and this phase shares nothing."""
     fail(
         "CP0927",
         f"group= is set for phase `{phase}`, which shares nothing: each process would read all records",
@@ -235,15 +261,15 @@ def shared_group(
 ) -> Group | None:
     """The processes on all hosts that share the loaded values of `phase`.
 
-    Every process of the job must call this for the same phase: it makes one small all-gather. Members of a
-    group hold the same indices along all unshared axes. `readers` of a plan counts indices along the shared
-    axes: processes whose first index is below it make the rows.
+    Every process of the job must call this for the same phase: it makes one small all-gather, unless the
+    result is None for all. The processes of a group hold the same indices along all unshared axes. `readers`
+    of a plan counts indices along the shared axes: processes whose first index is below it make the rows.
 
     Args:
         context: the context of the run.
         phase: the phase.
         local: the indices that this process holds along each axis.
-        host: the name of this process's host; by default `this_host()`.
+        host: the name of this process's host; None for `this_host()`.
         timeout: seconds to wait for a live but silent peer.
 
     Returns:
@@ -278,7 +304,17 @@ def carried_group(
     timeout: float,
     readers: int | None = None,
 ) -> Group:
-    """The group of `peers`, with a carrier of rows between their hosts."""
+    """The group of `peers`, with a carrier of rows between their hosts.
+
+    Args:
+        machine: makes the carrier. A collective call over several hosts.
+        peers: the processes that share.
+        design: the design of the plan's `share`.
+        blame: the place in the plan that errors refer to.
+        on_failure: the reaction to the death of a process.
+        timeout: seconds to wait for a live but silent peer.
+        readers: the number of processes that make rows; None for all.
+    """
     partition = division(design, peers.hosts, readers)
     carrier = machine.input.carrier(peers, partition, blame=blame, on_failure=on_failure, timeout=timeout)
     run_id, count = f"commplan-{peers.run_id}", len(peers.hosts)
@@ -289,8 +325,11 @@ def carried_group(
 
 
 def this_host() -> str:
-    """A name for this process's host. Processes find each other's memory in `/proc`, so containers with
-    different PID namespaces count as different hosts."""
+    """A name for this process's host, which is unique among the hosts of a job.
+
+    Processes find each other's memory in `/proc`. Containers with different PID namespaces therefore count as
+    different hosts.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id")
     processes = Path("/proc/self/ns/pid")
     parts = [platform.node(), boot.read_text() if boot.exists() else ""]

@@ -1,4 +1,7 @@
-"""`run.batches(member=m)` for members that share loads: the processes that share a stream."""
+"""`run.batches(member=m)` for members that share loads: finds the processes that share a stream of units.
+
+`ClockedPhases` makes the batches of one member. `MultirateBatches` iterates over all members of a process.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ClockedPhases:
-    """The phases of a run whose members share loads; the members of a process share one stream per phase."""
+    """The phases of a run whose members share loads. The members of a process share one stream per phase."""
 
     _phases: dict[str, ClockedPhase] = field(default_factory=dict[str, ClockedPhase])
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -47,23 +50,21 @@ class ClockedPhases:
     ) -> ClockedBatches | PhaseBatches:
         """The batches of one member.
 
-        The first member that a process opens calls a collective operation to find the group, so every process
-        of the job must open one. Its `timeout` and `workers` apply to the stream.
+        If `among` is None, the first member that a process opens calls a collective operation to find the
+        group: every process of the job must open one. Its `timeout` and `workers` apply to the stream.
 
         Args:
             context: the member's context.
             phase: the phase.
-            sources: sources by name.
-            state: the state to continue from.
-            among: the processes that share the stream; None to find them.
-            timeout: seconds to wait for a live but silent peer.
-            workers: "threads" or "processes".
-
-        Returns:
-            The batches.
+            sources: the sources by name. Those of the first member that is opened are used.
+            state: the state to continue from; None for the first batch.
+            among: the processes that share the stream, one member each; None to find them.
+            timeout: seconds to wait for a live but silent peer; None for `PATIENCE_S`.
+            workers: "threads" or "processes", which run the host functions.
 
         Raises:
-            CommplanError: as `ClockedBatches`, and CP0945.
+            CommplanError: as `ClockedBatches`; CP0927 if `among` has several processes and no value is
+                shared; CP0945 if the batch sizes of two loads are not proportional.
         """
         schedule = context.whole or context.schedule
         with self._lock:
@@ -71,36 +72,44 @@ class ClockedPhases:
                 plan = clock_plan(schedule, phase.name)
                 self._phases[phase.name] = ClockedPhase(plan, sources, context.functions)
             clocks = self._phases[phase.name]
-        place = context.members[clocks.plan.clock]
+        member = context.members[clocks.plan.clock]
         timeout_s = PATIENCE_S if timeout is None else timeout
 
         def ask(position: int) -> PeerGroup | None:
+            """See `SharingOptions.ask`. position: the first unit of this process."""
             if among is None:
-                return _peer_group(context, clocks.plan, position, place, timeout_s)
+                return _peer_group(context, clocks.plan, position, member, timeout_s)
             if among.count > 1 and clocks.plan.shared is None:
                 refuse_group(schedule, phase.name)
             return PeerGroup(among, position, tuple(range(among.count)))  # one member each, all at one unit
 
         options = SharingOptions(ask, timeout_s, workers)
         return member_batches(
-            clocks, place, local=context.machine.input.local(), state=state, options=options
+            clocks, member, local=context.machine.input.local(), state=state, options=options
         )
 
 
 def _peer_group(
     context: Context, plan: ClockPlan, position: int, member: int, timeout: float
 ) -> PeerGroup | None:
-    """The processes that share the stream, by a collective call: those of a host; over MPI, those of all
-    hosts.
+    """The processes that share the stream, by a collective call; None if no other process shares it.
 
-    A mesh of devices shares inside hosts only: all processes must call its collectives alike, step by step,
-    and members with separate clocks have no common steps.
+    Over MPI, the processes of all hosts share. On a mesh of devices, those of a host do: all processes would
+    have to call its collectives in the same order, and members with separate clocks have no common steps.
+
+    Args:
+        context: the context of the member.
+        plan: the schedules of the members.
+        position: the first unit of this process.
+        member: the member of this process that was opened first.
+        timeout: seconds to wait for a live but silent peer.
     """
     machine, members = context.machine, plan.schedule.axis(plan.clock).size
     host = this_host()
     facts = [plan.schedule.plan_digest, plan.phase, "one by one"]
     if machine.layout == "global":
         facts.append(host)
+    # The place of a process encodes both numbers. The others decode them below.
     peers = machine.input.peers("\0".join(facts), host, position * members + member, timeout)
     if peers is None:
         return None
@@ -124,6 +133,13 @@ class MultirateBatches(Iterator[dict[str, Any]]):
     An item holds the batches that are due: `{"pixels of member 0": array, ...}`. Each `iter()` runs one
     epoch, with as many items as the member with the most batches has. During an epoch all members progress by
     equal fractions of theirs.
+
+    Attributes:
+        steps: the number of items of an epoch.
+
+    Args:
+        run: the run.
+        phase: the name of a phase whose members have separate clocks.
     """
 
     def __init__(self, run: Run, phase: str) -> None:
@@ -160,10 +176,11 @@ class MultirateBatches(Iterator[dict[str, Any]]):
         return merged(meter.summary() for meter in self.meters)
 
     def close(self) -> None:
+        """End the work ahead of all members. May be called twice."""
         for feed in self._feeds.values():
             feed.close()
 
 
 def batches_of(run: Run, phase: str) -> Batches | MultirateBatches:
-    """The batches of a phase; the batches of all members if each has a separate clock."""
+    """The batches of a phase; those of all members of this process if members have separate clocks."""
     return MultirateBatches(run, phase) if clocked(run.context.schedule.phase(phase)) else run.batches(phase)

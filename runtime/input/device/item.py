@@ -1,4 +1,4 @@
-"""One batch, as `run.batches` returns it."""
+"""`Item`: one batch, as `run.batches` returns it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from commplan.runtime.input.named import NamedArrays
 class Item(NamedArrays[Any]):
     """The arrays of one batch by their names in the plan, as a dictionary and a pytree, and `mask`.
 
-    A name that the batch lacks raises CP0919, which lists the names of the batch.
+    The leaves of the pytree are the arrays, in the order of their sorted names. A name that the batch lacks
+    raises CP0919, which lists the names of the batch.
     """
 
     __slots__ = ("_mask",)
@@ -22,6 +23,7 @@ class Item(NamedArrays[Any]):
 
     @classmethod
     def of(cls, arrays: dict[str, Any], mask: Callable[[], Any]) -> Item:
+        """A batch of `arrays`. `mask` returns the value of the property on each access."""
         item = cls(arrays)
         item._mask = mask
         return item
@@ -36,7 +38,8 @@ class Item(NamedArrays[Any]):
 
         Raises:
             CommplanError: CP0911 if loads of the phase have batches of different sizes.
-            AttributeError: for a batch that `jax.tree` functions rebuilt: the mask is not one of its leaves.
+            AttributeError: for a batch that was unpickled, or that `jax.tree` functions rebuilt: the mask is
+                not one of its leaves.
         """
         mask = getattr(self, "_mask", None)
         if mask is None:
@@ -47,6 +50,7 @@ class Item(NamedArrays[Any]):
         return mask()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the arrays without the mask."""
         return Item, (dict(self),)
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:

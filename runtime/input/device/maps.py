@@ -23,17 +23,17 @@ from commplan.runtime.input.host_batch import HostBatch
 
 
 class DeviceMaps:
-    """Computes values of a phase from host-made values.
+    """Computes values of a phase from host-made values, with device functions on single records.
 
     Args:
-        context: the context of the run.
+        context: the context of the run, or of one member.
         phase: the phase.
-        outputs: the values to compute.
+        outputs: the values to compute. Those in `computed` are ignored.
         computed: the host-made values.
 
     Attributes:
         inputs: the host-made values that it takes.
-        loads: the loads whose record indices key its random functions.
+        loads: the results of the loads whose record indices key its random functions, without duplicates.
     """
 
     def __init__(
@@ -56,13 +56,14 @@ class DeviceMaps:
         """The outputs of one batch.
 
         Args:
-            batch: the batch.
-            values: values by their ids, at least those of `self.inputs`.
+            batch: the batch, for its epoch, step and seeds.
+            values: global arrays by the ids of their values, at least those of `self.inputs`.
             records: u32, the record indices of `self.loads`, laid out like their values.
 
         Returns:
-            The values by their ids.
+            Global arrays by the ids of their values.
         """
+        # [epoch, step, a seed for each load]; empty without random functions.
         numbers = np.empty(0, np.uint32)
         if self.loads:
             seeds = [short_seed(batch.seeds[load]) for load in self.loads]
@@ -75,7 +76,7 @@ class DeviceMaps:
     def _on_device(
         self, values: dict[Ref, Array], records: dict[Ref, Array], numbers: Array
     ) -> dict[Ref, Array]:
-        """Run the device maps of a batch inside a shard_map."""
+        """Run the device maps of a batch inside a `shard_map`. For the arguments, see `__call__`."""
         context = self._context
         lowered = context.lower(self._phase)
         carried = Carried.for_values(context, {ref: self._values[ref] for ref in self._outputs})
@@ -86,14 +87,14 @@ class DeviceMaps:
 
         def body(values: dict[Ref, Array], records: dict[Ref, Array], numbers: Array) -> Any:
             env = {ref: stripped(ref, x) for ref, x in values.items()}
-            mine = {ref: stripped(ref, x).leaves[0] for ref, x in records.items()}
+            local_records = {ref: stripped(ref, x).leaves[0] for ref, x in records.items()}
             for op in self._ops:
-                draw = None
+                rng = None
                 if isinstance(op, ir.Map) and op.random:
-                    operand = 2 + self.loads.index(loaded_by(self._phase, op.operands[0]))
-                    key = RngContext.from_seed(numbers[operand], numbers[0], numbers[1]).key
-                    draw = RngContext(key, mine, context.members)
-                lowered.apply([op], env, CallContext(rng=draw))
+                    seed = numbers[2 + self.loads.index(loaded_by(self._phase, op.operands[0]))]
+                    key = RngContext.from_seed(seed, numbers[0], numbers[1]).key
+                    rng = RngContext(key, local_records, context.members)
+                lowered.apply([op], env, CallContext(rng=rng))
             return carried.leave({ref: env[ref] for ref in self._outputs})
 
         specs = tuple({ref: spec(placements[ref]) for ref in refs} for refs in (values, records))

@@ -1,3 +1,5 @@
-"""Observation of the input while it runs: `accounting` of cost per line, `visit_check` of the records read,
-`wait_log` of long waits, `batch_record` for the record of the run.
+"""Observation of the input while it runs.
+
+`accounting` sums the cost per plan line, `visit_check` checks the records that are read, `wait_log` reports
+long waits, `overdue_calls` detects calls that do not return, `batch_record` writes the record of the run.
 """

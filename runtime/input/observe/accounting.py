@@ -1,4 +1,8 @@
-"""The cost of the input work, per line of the plan."""
+"""The cost of the input work, per line of the plan.
+
+Threads report their work to the `Meter` of their phase. Its `summary()` is a `Summary`, which users print and
+export as metrics.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,20 @@ from commplan.ir.types import sized
 
 
 class Cpu(NamedTuple):
-    """CPU seconds of a thread: user and system time together, and system time alone."""
+    """CPU seconds of a thread.
+
+    Attributes:
+        both_s: user and system time together.
+        system_s: system time alone.
+    """
 
     both_s: float
     system_s: float
 
     def __sub__(self, other: Cpu) -> Cpu:
-        both = self.both_s - other.both_s
-        return Cpu(both, min(self.system_s - other.system_s, both))  # two clocks may differ by nanoseconds
+        both_s = self.both_s - other.both_s
+        # The two numbers come from different clocks, which may differ by nanoseconds.
+        return Cpu(both_s, min(self.system_s - other.system_s, both_s))
 
 
 def thread_cpu() -> Cpu:
@@ -35,23 +45,23 @@ def thread_cpu() -> Cpu:
     The sum is exact to the nanosecond. The kernel splits it into user and system time by its ticks, so the
     system time is accurate over many records, but not for a single one.
     """
-    both = time.thread_time()
-    return Cpu(both, resource.getrusage(resource.RUSAGE_THREAD).ru_stime)
+    both_s = time.thread_time()
+    return Cpu(both_s, resource.getrusage(resource.RUSAGE_THREAD).ru_stime)
 
 
 class LineUsage(msgspec.Struct, frozen=True):
-    """The work of one stage so far, in this process.
+    """The work of one stage so far.
 
     Attributes:
-        what: `load images`, `map decode`, `share pixels via all_shared`.
+        what: the stage: `load images`, `map decode`, `share pixels via all_shared`.
         span: the place in the plan.
         cpu_s: user and system CPU seconds of the threads and worker processes that worked on it.
-        records: records read, mapped or received, once per copy made.
-        nbytes: bytes of the results.
+        records: the number of records read, mapped or received, once per copy made.
+        nbytes: the bytes of the results.
         wait_s: wall seconds spent waiting on other processes for it.
-        skipped: records left out by `on_error = skip`.
+        skipped: the number of records left out by `on_error = skip`.
         system_s: the system's part of `cpu_s`.
-        cached: records copied from the cache of the stage, in addition to `records`.
+        cached: the number of records copied from the cache of the stage, in addition to `records`.
     """
 
     what: str
@@ -66,23 +76,25 @@ class LineUsage(msgspec.Struct, frozen=True):
 
     @property
     def user_s(self) -> float:
+        """User CPU seconds: `cpu_s` without `system_s`."""
         return max(self.cpu_s - self.system_s, 0.0)
 
 
+# The fields of `LineUsage` that are sums.
 _COSTS = tuple(field for field in LineUsage.__struct_fields__ if field not in ("what", "span"))
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """Batches made ahead of the caller.
+    """The state of the queue of batches that are made ahead of the caller.
 
     Attributes:
-        ready: batches ready now.
-        mean: batches ready when the caller took one, on average.
-        least: batches ready when the caller took one, at least; without the first batches of epochs, before
-            which no batch is made ahead.
-        depth: batches made ahead, at most.
-        slots: slots of the memory that processes share; 0 if they share none.
-        used: slots that hold a batch now.
+        ready: the number of batches that are ready now.
+        mean: the average number of batches that were ready when the caller took one.
+        least: the minimum of this number, without the first batches of epochs, before which no batch is made
+            ahead; 0 if no other batch was taken.
+        depth: the maximum number of batches made ahead; 0 if there is no queue.
+        slots: the number of slots of the memory that processes share; 0 if they share none.
+        used: the number of slots that hold a batch now.
     """
 
     ready: int = 0
@@ -94,12 +106,12 @@ class Queue(msgspec.Struct, frozen=True):
 
 
 class Slow(msgspec.Struct, frozen=True):
-    """The member that delays the others.
+    """A member that delays the others.
 
     Attributes:
-        member: the member.
-        behind: records that it is behind the fastest one now.
-        wait_s: wall seconds that others waited for it.
+        member: the index of the member.
+        behind: the number of records that it is behind the fastest member now.
+        wait_s: wall seconds for which others waited for it.
     """
 
     member: int
@@ -111,22 +123,22 @@ class Summary(msgspec.Struct, frozen=True):
     """One phase's input work in one process, or in several processes together (see `merged`).
 
     Attributes:
-        phase: the phase.
-        lines: the work per plan line.
-        batches: batches handed out.
-        wait_s: wall seconds in which the caller waited for a batch.
-        ready_mean: batches ready when the caller took one, on average.
-        queue: batches made ahead.
-        checked: records whose ids were compared with the contract of their visit.
-        slow: the slowest member; None if members go by one clock, or no member waited.
-        plan: the plan.
+        phase: the name of the phase.
+        lines: the work of each stage.
+        batches: the number of batches handed out.
+        wait_s: wall seconds for which the caller waited for a batch.
+        ready_mean: the average number of batches that were ready when the caller took one.
+        queue: the batches made ahead.
+        checked: the number of records whose ids were compared with the contract of their visit.
+        slow: the slowest member; None if members have one clock, or if no member was behind.
+        plan: the name of the plan; empty if it has none.
         rank: the rank; the lowest one of several.
         ranks: the number of ranks.
-        workers: the threads or processes at work, such as `2 threads`.
-        restarts: worker processes that died and were replaced.
+        workers: the threads or processes that do the work, such as `2 threads`; empty if not known.
+        restarts: the number of worker processes that died and were replaced.
         cpu_s: CPU seconds of all lines together.
         system_s: the system's part of `cpu_s`.
-        skipped: records skipped, over all lines.
+        skipped: the number of skipped records, over all lines.
     """
 
     phase: str
@@ -167,7 +179,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class Remarked(Protocol):
-    """The facts about one process that `remarks` uses."""
+    """The facts about one process that `remarks` uses, as in `Summary`. None means no queue or slow member."""
 
     @property
     def batches(self) -> int: ...
@@ -184,7 +196,7 @@ class Remarked(Protocol):
 
 
 def _table(summary: Summary) -> list[str]:
-    """The plan lines of a phase as columns of text."""
+    """The plan lines of a phase as columns of text. The last two columns are omitted if they are all 0."""
     head = ["line", "stage", "records", "bytes", "CPU s", "waited s", "skipped", "cached"]
     rows = [head, *map(_row, summary.lines)]
     cached = any(line.cached for line in summary.lines)
@@ -200,12 +212,17 @@ def _table(summary: Summary) -> list[str]:
 
 
 def _row(line: LineUsage) -> list[str]:
+    """A row of `_table`."""
     costs = [f"{line.records:,}", sized(line.nbytes), f"{line.cpu_s:.3f}", f"{line.wait_s:.3f}"]
     return [str(line.span.line), line.what, *costs, f"{line.skipped:,}", f"{line.cached:,}"]
 
 
 def remarks(summaries: Sequence[Remarked]) -> list[str]:
-    """Sentences about a phase's queue, workers, checks and members."""
+    """Sentences about a phase's queue, workers, checks and members.
+
+    Args:
+        summaries: the facts about each process. The emptiest queue and the slowest member are reported.
+    """
     sentences: list[str] = []
     # Members with separate clocks have no queue.
     queues = [queue for each in summaries if each.batches and (queue := each.queue) and queue.depth]
@@ -235,12 +252,16 @@ def remarks(summaries: Sequence[Remarked]) -> list[str]:
 
 
 def merged(summaries: Iterable[Summary]) -> Summary:
-    """Summaries of one phase as one. Work is added line by line; queues are taken at their emptiest."""
+    """Merge summaries of one phase, at least one.
+
+    Work is added line by line. Of the queues, the result has the least `ready` and `least`, the average
+    `mean`, and the greatest `depth`, `slots` and `used`.
+    """
     return functools.reduce(_both, summaries)
 
 
 def _both(first: Summary, second: Summary) -> Summary:
-    """The sum of two summaries, line by line."""
+    """The merged summary of two."""
     lines = {(line.what, line.span): line for line in first.lines}
     for line in second.lines:
         before = lines.get((line.what, line.span))
@@ -265,15 +286,18 @@ def _both(first: Summary, second: Summary) -> Summary:
 
 
 def added(first: LineUsage, second: LineUsage) -> LineUsage:
-    """The sum of the work of two processes, or of two runs, on the same stage."""
+    """The sum of the work on one stage, of two processes or two runs."""
     return _more(first, {name: getattr(second, name) for name in _COSTS})
 
 
 def _more(line: LineUsage, costs: Mapping[str, float]) -> LineUsage:
+    """`line` with `costs`, fields of `LineUsage`, added."""
     return replace(line, **{name: getattr(line, name) + cost for name, cost in costs.items()})
 
 
 def _emptier(first: Summary, second: Summary, mean: float) -> Queue:
+    """The merged queue of two summaries, see `merged`. mean: its average."""
+    # `least` is meaningless before the first batch, and the other numbers are for a queue of depth 0.
     queues = [summary.queue for summary in (first, second) if summary.batches] or [first.queue]
     live = [summary.queue for summary in (first, second) if summary.queue.depth] or queues
     return Queue(
@@ -287,25 +311,38 @@ def _emptier(first: Summary, second: Summary, mean: float) -> Queue:
 
 
 class Meter:
-    """Sums the reports of worker threads. Its lock is acquired once per block of records."""
+    """Sums the reports of the threads of one phase. Its lock is acquired once per block of records.
+
+    Attributes:
+        phase, plan, rank: see `Summary`.
+        counters: functions that return more costs, each as the key of a line and fields of `LineUsage`. The
+            summary adds them: they count without a lock.
+        batches, ready, wait_s: see `handed_out`. The sums over all batches. Only the thread that hands out
+            batches writes them.
+        least: the minimum of ready batches, as in `Queue`; None before the second batch.
+        checked: the number of records whose ids were compared with the contract of their visit.
+    """
 
     def __init__(self, phase: str, plan: str = "", rank: int = 0) -> None:
         self.phase, self.plan, self.rank = phase, plan, rank
         self._lines: dict[str, LineUsage] = {}
         self._costs: dict[str, dict[str, float]] = {}  # fields of `LineUsage`, by line
-        # Functions that return more costs, by line: counters without a lock.
         self.counters: list[Callable[[], Iterable[tuple[str, Mapping[str, Any]]]]] = []
-        self._slow: dict[int, Slow] = {}
+        self._slow: dict[int, Slow] = {}  # by member
         self._lock = threading.Lock()
-        self._now = Summary(phase, (), 0, 0.0, 0.0)
-        # Written by the one thread that hands out batches. ready: the sum of ready batches; least: the
-        # minimum.
+        self._now = Summary(phase, (), 0, 0.0, 0.0)  # holds `workers` and `restarts`; `summary` sets the rest
         self.batches, self.ready, self.wait_s = 0, 0, 0.0
         self.least: int | None = None
-        self.checked = 0  # records whose ids were compared with the contract
+        self.checked = 0
 
     def line(self, key: str, label: str, span: Span) -> None:
-        """Name the line of later reports with `key`, unless it has a name."""
+        """Add the line to which later reports with `key` belong, unless it exists.
+
+        Args:
+            key: the id of the stage's first result.
+            label: see `LineUsage.what`.
+            span: the place in the plan.
+        """
         self._lines.setdefault(key, LineUsage(label, span))
         self._costs.setdefault(key, defaultdict(int))
 
@@ -345,8 +382,13 @@ class Meter:
             self._now = replace(self._now, restarts=self._now.restarts + 1)
 
     def slowed(self, member: int, behind: int, wait_s: float = 0.0) -> None:
-        """Record that `member` is `behind` records behind the fastest one, which waited `wait_s` more
-        seconds."""
+        """Record that a member is behind.
+
+        Args:
+            member: the index of the member.
+            behind: the number of records that it is behind the fastest member now.
+            wait_s: seconds for which others have waited for it since the last report.
+        """
         with self._lock:
             before = self._slow.get(member)
             self._slow[member] = Slow(member, behind, wait_s + (before.wait_s if before else 0.0))
@@ -355,7 +397,7 @@ class Meter:
         """The work reported so far.
 
         Args:
-            queue: the current state of the queue; its `mean` and `least` are set here.
+            queue: the current state of the queue; None if there is none. Its `mean` and `least` are set here.
         """
         with self._lock:
             mean = self.ready / self.batches if self.batches else 0.0
@@ -377,7 +419,7 @@ class Meter:
 
 
 class _Working:
-    """The context of `Meter.working`."""
+    """The context manager of `Meter.working`, for one use."""
 
     __slots__ = ("_cpu_s", "_key", "_meter", "_started_s", "_system_s", "_waits")
 

@@ -1,4 +1,4 @@
-"""The record of the current run, if it is recorded. Few modules are loaded otherwise."""
+"""The record of the current run, if it is recorded. Otherwise its modules are not loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def lane_of_run(plan: str | None, name: str) -> Lane | None:
     """The lane `name` of the current run of `plan`, or of any plan for None; None if no run is recorded."""
-    if "commplan.recorder.file" not in sys.modules:  # loaded by what records a run
+    if "commplan.recorder.file" not in sys.modules:  # a recorded run has loaded it
         return None
     from commplan.recorder.lane import lane_of  # noqa: PLC0415
 
@@ -22,7 +22,14 @@ def lane_of_run(plan: str | None, name: str) -> Lane | None:
 
 
 def batch_record(program: HostProgram, cursor: EpochCursor, group: Group | None) -> BatchRecord | None:
-    """The record of a phase whose batches begin here; None if this process keeps no record."""
+    """A new record of the batches of a phase; None if no run is recorded, or if the phase has no loads.
+
+    Args:
+        program: the host part of the phase.
+        cursor: the positions of batches.
+        group: the processes that share loads; None if this one is alone. If set, the record has the line of
+            the first `share`, else that of the first load.
+    """
     reads = [read for flow in program.flows for read in flow.reads]
     lane = lane_of_run(program.schedule.plan, "input") if reads else None
     if lane is None:

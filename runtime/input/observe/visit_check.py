@@ -1,4 +1,7 @@
-"""The run-time check of a visit: compares the records of each epoch with those that the plan promises."""
+"""The run-time check of a visit: compares the records of each epoch with those that the plan promises.
+
+`commplan.input.visit_audit` defines the sums that are compared.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.program import Coords, HostProgram
 from commplan.runtime.input.unit_batches import UnitRecords
 
-_AT_ONCE = 2048  # records that are summed together: NumPy takes as long for a few as for many
+_AT_ONCE = 2048  # minimum number of records that are summed together: a call of NumPy costs as much for a few
 
 
 @dataclass
@@ -25,7 +28,11 @@ class Checks:
     """Sums the ids of records that are handed out, by load and member, in constant memory.
 
     Attributes:
-        start: the first step of the first epoch, which may have been begun by an earlier run.
+        program: the host program.
+        orders: the order of records of each load, by its result.
+        steps: the number of steps of an epoch.
+        start: the first step of the current epoch. An earlier run may have begun the first epoch; 0 later.
+        meter: counts the records that are compared.
     """
 
     program: HostProgram
@@ -36,14 +43,15 @@ class Checks:
     _tallies: dict[tuple[Ref, Coords], EpochTally] = field(
         default_factory=dict[tuple[Ref, Coords], EpochTally]
     )
-    _upto: int = -1  # the last step in the tallies
-    _waiting: dict[int, Sequence[Visit] | UnitRecords] = field(  # of later steps
+    _upto: int = -1  # the last step in the tallies; -1 if there is none
+    # The visits of later steps, by step.
+    _waiting: dict[int, Sequence[Visit] | UnitRecords] = field(
         default_factory=dict[int, "Sequence[Visit] | UnitRecords"]
     )
     _finished: int = -1  # the last epoch that was compared
 
     def add(self, batch: HostBatch) -> None:
-        """Count a batch; each step counts once, because an interrupted caller may report a batch again.
+        """Add the records of a batch. Each step counts once: an interrupted caller may report a batch again.
 
         Raises:
             CommplanError: CP0763 at the end of an epoch whose records differ from those that the plan
@@ -62,7 +70,7 @@ class Checks:
             self._finish(batch.epoch)
 
     def _settle(self) -> None:
-        """Add the batches that wait to the tallies."""
+        """Add the waiting visits to the tallies. An interruption leaves everything unchanged."""
         reports: dict[tuple[Ref, Coords], list[Visit]] = {}
         waiting = (v.visits() if isinstance(v, UnitRecords) else v for v in self._waiting.values())
         for visit in itertools.chain.from_iterable(waiting):
@@ -75,7 +83,11 @@ class Checks:
         self._tallies, self._upto, self._waiting = tallies, upto, {}
 
     def _finish(self, epoch: int) -> None:
-        """Compare the sums of an epoch with the promise of each load."""
+        """Compare the sums of an epoch with the promise of each load, and begin the next epoch.
+
+        Raises:
+            CommplanError: CP0763 if they differ.
+        """
         self._settle()
         program = self.program
         for flow in program.flows:

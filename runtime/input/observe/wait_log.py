@@ -1,19 +1,24 @@
-"""Reports of long waits on the logger `commplan.input`, at growing intervals; and the exception that ends a
-wait."""
+"""Reports of long waits on the logger `commplan.input`, and the exception that ends a wait.
+
+`WaitReporter` decides when one wait is reported. `Cadence` decides how long the wait for a batch may take.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 
+# Times in seconds.
 TELL_S = 5.0  # a wait is reported after this time, and again each time its duration has doubled
-PATIENCE_S = 1800.0  # the timeout for live but silent peers: includes compilation and start-up
+PATIENCE_S = 1800.0  # the default timeout for live but silent peers: includes compilation and start-up
 START_S = 30.0  # the first report of a wait for peers that start, which takes different times
-USUAL_S, _MEDIANS, _INTERVALS = 10.0, 5.0, 16
+USUAL_S = 10.0  # a wait for the next batch that is shorter is not reported, see `Cadence`
+_MEDIANS = 5.0  # the same limit as a multiple of the median interval between batches
+_INTERVALS = 16  # the number of latest intervals of which the median is taken
 
 
 def log_warning(message: str, *arguments: object) -> None:
-    """Log a warning on the logger `commplan.input`. Few processes have one, so `logging` is loaded here."""
+    """Log a warning on the logger `commplan.input`. `logging` is loaded here, because few processes warn."""
     import logging  # noqa: PLC0415
 
     logging.getLogger("commplan.input").warning(message, *arguments, stacklevel=2)
@@ -24,14 +29,14 @@ class ClosedError(Exception):
 
 
 class WaitReporter:
-    """Times the reports of one wait.
+    """Decides when a wait is reported: after some time, and again each time its duration has doubled.
 
     Args:
-        first: Seconds before the first report; TELL_S if None.
+        first: Seconds before the first report; None for `TELL_S`.
     """
 
     def __init__(self, first: float | None = None) -> None:
-        self._next = TELL_S if first is None else first
+        self._next = TELL_S if first is None else first  # the seconds of waiting before the next report
 
     def due(self, waited: float) -> bool:
         """Whether a wait that has lasted for `waited` seconds must be reported now."""
@@ -42,10 +47,10 @@ class WaitReporter:
 
 
 class Cadence:
-    """The intervals between batches."""
+    """Measures the intervals between batches, to decide how long the wait for the next one may take."""
 
     def __init__(self) -> None:
-        self._last = 0.0
+        self._last = 0.0  # when the last batch arrived, on `time.monotonic`; 0 before
         self._intervals: deque[float] = deque(maxlen=_INTERVALS)
 
     def came(self) -> None:
@@ -55,8 +60,9 @@ class Cadence:
             self._intervals.append(self._last - last)
 
     def usual_s(self) -> float:
-        """Seconds that a wait for the next batch may take before it is reported: the longer of ten seconds
-        and five times the median of recent intervals.
+        """Seconds that a wait for the next batch may take before it is reported.
+
+        The longer of ten seconds and five times the median of the last 16 intervals.
 
         >>> Cadence().usual_s()
         10.0
