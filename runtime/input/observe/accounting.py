@@ -179,7 +179,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class Remarked(Protocol):
-    """The facts about one process that `remarks` uses, as in `Summary`. None means no queue or slow member."""
+    """The facts about one process that `remarks` uses, as in `Summary`. A queue may be missing (None)."""
 
     @property
     def batches(self) -> int: ...

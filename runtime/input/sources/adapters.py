@@ -24,8 +24,8 @@ from commplan.diagnostics import fail
 from commplan.runtime.input.sources.record_convert import RecordTypeError, describe
 from commplan.tracebacks import ends_at_caller
 
-Key = str | int
-_MOST_ROWS = 64  # records that a thread caches for its other columns, at most: a few blocks
+Key = str | int  # the name of a column, or its index in a tuple
+_MOST_ROWS = 64  # maximum number of records that a thread caches for its other columns: a few blocks
 
 
 @runtime_checkable
@@ -45,9 +45,9 @@ class Source(Protocol):
 def batched(source: object) -> Callable[[list[int]], Sequence[Any]] | None:
     """The source's method to fetch several records at once; None if it has none that is worth using.
 
-    PyTorch's loaders and Hugging Face's data sets call it `__getitems__`: from a list of indices to a list of
-    records. That of array_record is not used, because it starts threads: 60 microseconds of CPU per record
-    instead of 15.
+    PyTorch's loaders and Hugging Face's data sets call it `__getitems__`. It maps a list of indices to a list
+    of records. That of array_record is not used, because it starts threads: it takes 60 microseconds of CPU
+    per record, `__getitem__` 15.
     """
     fetch: Any = getattr(source, "__getitems__", None)
     if not callable(fetch) or isinstance(source, _array_record()):
@@ -56,6 +56,7 @@ def batched(source: object) -> Callable[[list[int]], Sequence[Any]] | None:
 
 
 def _array_record() -> tuple[type, ...]:
+    """The class of array_record's sources; empty if the program has not imported it."""
     module = sys.modules.get("array_record.python.array_record_data_source")
     kind = getattr(module, "ArrayRecordDataSource", None)
     return (kind,) if isinstance(kind, type) else ()
@@ -64,19 +65,26 @@ def _array_record() -> tuple[type, ...]:
 # --- one thread at a time ---
 
 
-# Each data set has one lock, even if it is wrapped several times.
+# The lock of each data set, by its id. It is the same even if the data set is wrapped several times.
 _LOCKS: weakref.WeakValueDictionary[int, threading.Lock] = weakref.WeakValueDictionary()
-_MAKING = threading.Lock()
+_MAKING = threading.Lock()  # protects `_LOCKS`
 
 
 def _lock_of(dataset: object) -> threading.Lock:
+    """The lock of a data set, which the caller must hold together with the data set."""
     with _MAKING:
         # While a `Serial` holds the data set and the lock, the id is not reused.
         return _LOCKS.setdefault(id(dataset), threading.Lock())
 
 
 class Serial:
-    """A data set that only one thread at a time calls."""
+    """A source that only one thread at a time calls. See `serial`.
+
+    It has `__getitems__` if `batched` finds that of the data set.
+
+    Attributes:
+        dataset: the data set.
+    """
 
     def __init__(self, dataset: Source) -> None:
         self.dataset = dataset
@@ -108,8 +116,8 @@ class Serial:
 def serial(dataset: Source) -> Serial:
     """`dataset` as a source that only one thread at a time calls, for data sets that are not thread-safe.
 
-    Other sources are called from several threads. Wrapping one data set twice gives one lock. Each worker
-    process has a separate copy of the data set and a separate lock.
+    Other sources are called from several threads. If a data set is wrapped twice, both results share a lock.
+    Each worker process has a separate copy of the data set and a separate lock.
 
     Args:
         dataset: has `len(dataset)` and `dataset[i]`.
@@ -124,7 +132,14 @@ def serial(dataset: Source) -> Serial:
 
 
 class Rows:
-    """A data set with several columns in use: each thread caches a record until all columns have read it."""
+    """A data set of which several columns are in use. Each column calls it for each record.
+
+    A thread caches a record until all columns have read it, but at most `_MOST_ROWS` records.
+
+    Attributes:
+        dataset: the data set.
+        columns: the number of columns in use, at least 1.
+    """
 
     def __init__(self, dataset: Source, columns: int) -> None:
         self.dataset, self.columns = dataset, columns
@@ -135,25 +150,30 @@ class Rows:
         return Rows, (self.dataset, self.columns)
 
     def _cache(self) -> OrderedDict[int, tuple[Any, int]]:
+        """The records that this thread caches, by index, oldest first, each with the number of reads left."""
         if not hasattr(self._local, "rows"):
             self._local.rows = OrderedDict[int, tuple[Any, int]]()
         return cast("OrderedDict[int, tuple[Any, int]]", self._local.rows)
 
-    def _keep(self, index: int, row: Any, asks: int) -> Any:
+    def _keep(self, index: int, row: Any, reads: int) -> Any:
+        """Cache a record for `reads` further reads, if any, and return it."""
         cache = self._cache()
-        if asks > 0:
-            cache[index] = row, asks
+        if reads > 0:
+            cache[index] = row, reads
             if len(cache) > _MOST_ROWS:
                 cache.popitem(last=False)
         return row
 
     def one(self, index: int) -> Any:
-        row = self._cache().pop(index, None)
-        if row is not None:
-            return self._keep(index, row[0], row[1] - 1)
+        """The record at `index`, for one column."""
+        cached = self._cache().pop(index, None)
+        if cached is not None:
+            row, reads = cached
+            return self._keep(index, row, reads - 1)
         return self._keep(index, self.dataset[index], self.columns - 1)
 
     def several(self, indices: list[int]) -> list[Any]:
+        """The records at `indices`, for one column. Those that are not cached are fetched at once."""
         cache = self._cache()
         missing = [index for index in dict.fromkeys(indices) if index not in cache]
         fresh: dict[int, Any] = {}
@@ -168,7 +188,16 @@ class Rows:
 
 
 class ColumnSource:
-    """One column of a data set's records. See `column`."""
+    """A source: one column of a data set's records. See `column`.
+
+    Attributes:
+        dataset: the data set.
+        keys: the key of the column, then keys inside of it; empty for whole records.
+        rows: fetches the records, also for other columns; by default for this column alone.
+
+    Raises:
+        RecordTypeError: from `__getitem__`, if a record has no such column.
+    """
 
     def __init__(self, dataset: Source, keys: tuple[Key, ...], rows: Rows | None = None) -> None:
         self.dataset, self.keys = dataset, keys
@@ -186,15 +215,17 @@ class ColumnSource:
         return [self._of(row) for row in self.rows.several(indices)]
 
     def _of(self, row: Any) -> Any:
+        """The column of a record."""
+        value = row
         for depth, key in enumerate(self.keys):
             try:
-                row = row[key]
+                value = value[key]
             except (KeyError, IndexError, TypeError):
-                where = "".join(f"[{key!r}]" for key in self.keys[:depth])
+                parents = "".join(f"[{parent!r}]" for parent in self.keys[:depth])
                 raise RecordTypeError(
-                    f"no column {key!r} in {f'`{where}` of ' if where else ''}it: {describe(row)}"
+                    f"no column {key!r} in {f'`{parents}` of ' if parents else ''}it: {describe(value)}"
                 ) from None
-        return row
+        return value
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ColumnSource, (self.dataset, self.keys, self.rows)
@@ -232,7 +263,7 @@ def column(dataset: Source, key: Key, *more: Key) -> ColumnSource:
 
 
 def column_names(dataset: object) -> list[str] | None:
-    """The columns that a data set lists; None if it lists none."""
+    """The names in the attribute `column_names` of a data set, or of that in a `Serial`; None without such."""
     inner = dataset.dataset if isinstance(dataset, Serial) else dataset
     names = getattr(inner, "column_names", None)
     if isinstance(names, list) and all(isinstance(name, str) for name in cast("list[object]", names)):
@@ -241,9 +272,11 @@ def column_names(dataset: object) -> list[str] | None:
 
 
 def narrowed(source: ColumnSource) -> ColumnSource:
-    """The column of a data set reduced to that column, if the data set supports it (Hugging Face's
-    `select_columns`): other columns are then neither read nor decoded. A data set with a custom transform,
-    which may need all columns, stays as it is."""
+    """Reduce a data set to the column in use, if it has Hugging Face's `select_columns`.
+
+    The other columns are then neither read nor decoded. Returns `source` itself if the data set does not
+    support it or has only this column, or if it has a custom transform, which may need all columns.
+    """
     select = getattr(source.dataset, "select_columns", None)
     names = column_names(source.dataset)
     key = source.keys[0] if source.keys else None
@@ -257,10 +290,13 @@ def narrowed(source: ColumnSource) -> ColumnSource:
 
 
 def arranged(sources: Mapping[str, Source]) -> dict[str, Source]:
-    """Checked sources, arranged so that each record is fetched as few times as possible.
+    """Replace sources by others with the same records, which fetch each record as few times as possible.
 
     For a data set with named columns, the source is the column with the source's name, or the only column.
     Sources that are columns of one data set share fetched records.
+
+    Args:
+        sources: the sources by name.
 
     Raises:
         CommplanError: CP0950 if a data set has several columns and none with the source's name.
@@ -292,16 +328,21 @@ def together(sources: Mapping[str, object]) -> list[tuple[str, ...]]:
 
 
 def _base(source: Source) -> Source:
+    """The data set of a column; `source` itself if it is none."""
     return source.dataset if isinstance(source, ColumnSource) else source
 
 
 def _holds_rows(source: Source) -> bool:
-    """Whether caching its records may pay: not if they are in memory."""
+    """Whether caching the records of a source may save time: not if they are in memory."""
     return not isinstance(source, list | tuple | np.ndarray)
 
 
 def _select_column(name: str, source: Source) -> Source:
-    """The column `name` of a data set, or its only column. Raises CP0950 if there are several others."""
+    """The column `name` of a data set, or its only column; `source` itself if it lists no columns.
+
+    Raises:
+        CommplanError: CP0950 if it has several columns and none of this name.
+    """
     names = column_names(source)
     if names is None:
         return source
@@ -318,7 +359,7 @@ def _select_column(name: str, source: Source) -> Source:
 # --- array_record files ---
 
 
-_GRAIN = ("grain.sources", "grain.python")
+_GRAIN = ("grain.sources", "grain.python")  # modules that may have `ArrayRecordDataSource`, by version
 
 
 def is_array_record(path: object) -> bool:
@@ -334,13 +375,13 @@ def array_record(paths: Sequence[str | os.PathLike[str]]) -> Source:
     """The records of array_record files, one file after another, through Grain.
 
     Args:
-        paths: files; a `*` in a name matches its shards.
+        paths: files, at least one; a `*` in a name matches its shards.
 
     Returns:
         The source.
 
     Raises:
-        CommplanError: CP0951 if a file is missing or has another format, or if Grain is not installed.
+        CommplanError: CP0951 if a file is missing or cannot be read, or if Grain is not installed.
     """
     names: list[str] = []
     for path in paths:

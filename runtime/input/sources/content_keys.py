@@ -1,4 +1,7 @@
-"""Keys that identify the content of a source and the code of a function across processes and runs."""
+"""Keys that identify the content of a source and the code of a function across processes and runs.
+
+Members of a feed and the cache of results compare them.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,15 @@ from commplan.runtime.input.sources import pipelines
 
 
 def source_key(name: str, source: object) -> str:
-    """The key of source `name`: its attribute `key`, the fingerprint of a Hugging Face data set, or a digest
-    of the operations of a Grain pipeline; "" if it has none of these.
+    """The key of source `name`.
+
+    Returns:
+        The first 200 characters of its attribute `key`, if that is a str, an int or bytes; else those of the
+        fingerprint of a Hugging Face data set; else a digest of the operations of a Grain pipeline; "" if it
+        has none of these.
 
     Raises:
-        CommplanError: CP0902 if reading the attribute raises.
+        CommplanError: CP0902 if reading an attribute raises.
     """
     for attribute in ("key", "_fingerprint"):
         try:
@@ -40,8 +47,11 @@ def source_digest(function: object) -> str:
     """A digest of the source text of `function`, or of its code if there is no source text.
 
     It includes the arguments that a partial fixes, and the numbers and texts among its defaults and captured
-    values. It is equal under other versions of Python and of packages, which members of a feed may have. The
-    digests of `cache` depend on these, and on everything that the code reads.
+    values. Of a callable object, it includes the source text of the class. If there is neither source text
+    nor code, as for a builtin, it depends only on the name.
+
+    A digest of source text is equal under other versions of Python and of packages, which members of a feed
+    may have. The digests of `cache` depend on these, and on everything that the code reads.
     """
     if isinstance(function, functools.partial):
         fixed = repr((function.args, sorted(function.keywords.items())))
@@ -62,7 +72,7 @@ def source_digest(function: object) -> str:
 
 
 def _captured_constants(function: object) -> Iterator[str]:
-    """The numbers and texts among the defaults of `function` and the values that it captures."""
+    """A text for each default and captured value of `function`; "" for values of other types."""
     if not isinstance(function, FunctionType):
         return
     values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
@@ -74,13 +84,14 @@ def _captured_constants(function: object) -> Iterator[str]:
 
 
 def _digest(*texts: str) -> str:
+    """The digest of several texts, see `digest`."""
     return digest("\0".join(texts).encode())
 
 
 def digest(data: bytes) -> str:
     """64 bits in hex that depend on every byte of `data`.
 
-    It is not cryptographic: a process that could forge it can write to the shared memory anyway, and loading
+    It is not cryptographic. A process that could forge it can write to the shared memory anyway, and loading
     OpenSSL takes more memory than the rest of a feed.
     """
     words = memoryview(data.ljust(-(-len(data) // 8) * 8, b"\0")).cast("Q")

@@ -1,4 +1,7 @@
-"""The sources of a program: validation, and conversion to random access."""
+"""The sources of a program: conversion of the user's objects to random access, and validation.
+
+`bind_sources` is the entry point. `adapters`, `folders` and `pipelines` handle the kinds of sources.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from commplan.runtime.input.sources.adapters import Source
 from commplan.runtime.input.sources.folders import check_classes, folder, paths
 from commplan.runtime.input.sources.record_convert import TEXT_HINT
 
-_LONGEST = 80  # characters of a path that a message shows, if there is no such file
+_LONGEST = 80  # maximum characters of a path in a message: a long text may be taken for a path
 _BYTES_HINT = "text is given as bytes in a list of records: `[text.encode() for text in texts]`"
 
 
@@ -33,8 +36,17 @@ def _items(value: object) -> Sequence[object]:
 def as_source(source: object, is_bytes: bool) -> Source | None:
     """`source` as random access to records; None if it has none.
 
-    If the plan's type is bytes (`is_bytes`), the path of a folder, or a list of paths, means the bytes of the
-    files. A path of an array_record file means its records. Text is never a sequence of characters.
+    A path of an array_record file, or a list of such paths, means the records in the files. Text is never a
+    sequence of characters.
+
+    Args:
+        source: the object that the user passes.
+        is_bytes: whether the plan's type is bytes. If so, the path of a folder, or a list of paths, means the
+            bytes of the files.
+
+    Raises:
+        CommplanError: CP0901 for a path of a file that is not in a list, or of a file or folder that does not
+            exist; CP0951 for an array_record file that cannot be read.
     """
     if adapters.is_array_record(source):
         return adapters.array_record([cast("str | os.PathLike[str]", source)])
@@ -56,6 +68,7 @@ def as_source(source: object, is_bytes: bool) -> Source | None:
 
 
 def _describe_missing(path: str) -> str:
+    """The reason why `path` is not a folder."""
     if os.path.exists(path):  # noqa: PTH110
         return f"{path!r} is a file: give `commplan.paths([{path!r}])`"
     return f"there is no folder {_shorten(path)}"
@@ -66,7 +79,7 @@ def _shorten(path: str) -> str:
 
 
 def _bind_source(schedule: Schedule, name: str, sources: Mapping[str, object]) -> Source:
-    """The source `name`. Raises: see `bind_sources`."""
+    """The checked source `name`. Raises the errors of `bind_sources` for one source, at the load's line."""
     reads = (op for phase in schedule.phases for op in phase.ops if isinstance(op, Read))
     span = next((op.span for op in reads if op.source == name), None)
 
@@ -126,17 +139,18 @@ def bind_sources(
 
     Args:
         schedule: the schedule.
-        sources: objects by the names of sources.
+        sources: the objects that the user passes, by the names of sources.
         names: the sources to check; None for all that the schedule reads.
 
     Returns:
-        The sources by name.
+        The sources by name, see `adapters.arranged`.
 
     Raises:
         CommplanError: all problems in one error: CP0900 a source that is missing, or a name that the plan
-            does not have; CP0901 a folder that cannot be read; CP0902 no random access; CP0903 an empty
-            source; CP0950 and CP0951 columns and array_record files (see `adapters`); CP0956 class numbers of
-            folders that differ.
+            does not have; CP0901 a file or folder that does not exist; CP0902 no random access or no length;
+            CP0903 an empty source; CP0951 an array_record file that cannot be read; CP0956 class numbers of
+            folders that differ. If there is none of these, CP0950 for a data set with several columns and
+            none of the source's name.
     """
     types = {source.name: source.type for source in schedule.sources}
     if names is None:
@@ -166,7 +180,7 @@ def bind_sources(
 
 
 def nbytes(value: object) -> int:
-    """The bytes of one record, for summaries."""
+    """The bytes of one record, for summaries; 0 for a record that is neither bytes nor an array."""
     match value:
         case bytes() | bytearray():
             return len(value)

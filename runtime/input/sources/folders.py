@@ -1,4 +1,4 @@
-"""Files and folders as sources, and the class numbers of folders."""
+"""Files and folders as sources of type `bytes`, and the class numbers of their sub-folders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from commplan.tracebacks import ends_at_caller
 
 
 class Files:
-    """The bytes of files, one record per file, in order."""
+    """The bytes of files, one record per file, in order. See `paths`.
+
+    Attributes:
+        paths: the paths of the files.
+
+    Raises:
+        OSError: from `__getitem__`, if a file cannot be read.
+    """
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
         self.paths = tuple(os.fspath(path) for path in paths)
@@ -25,7 +32,7 @@ class Files:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> bytes:
-        # Not `io.read`, which reads once more to find the end: this determines the time of an epoch.
+        # Not `io.read`, which makes one more system call to find the end. Reading may take most of an epoch.
         descriptor = io.open_file(self.paths[index])
         try:
             pieces: list[bytes] = []
@@ -48,7 +55,7 @@ def paths(files: Iterable[str | os.PathLike[str]]) -> Files:
     """A source of type `bytes`: the contents of `files`, in order.
 
     Args:
-        files: paths.
+        files: the paths of the files, which are opened when their records are read.
 
     Returns:
         The source.
@@ -69,7 +76,7 @@ class ClassNumbers(np.ndarray[Any, Any]):
     """The class number of each file, i32 [files].
 
     Attributes:
-        classes: the names of the classes, by number.
+        classes: the names of the classes, in the order of their numbers. Views and slices have it, too.
     """
 
     classes: tuple[str, ...] = ()
@@ -79,14 +86,22 @@ class ClassNumbers(np.ndarray[Any, Any]):
 
 
 class Folder(Files):
-    """The files of a folder and its sub-folders; the first folder in the path of a file is its class.
+    """The files of a folder and its sub-folders. The first sub-folder in the path of a file is its class.
+
+    `folder` makes it.
 
     Attributes:
-        classes: the names of the classes, in the order of their numbers.
+        classes: the names of the classes, in the order of their numbers; empty without sub-folders.
+
+    Args:
+        root: the folder.
+        names: the paths of the files inside of it.
+        classes: see above.
     """
 
     def __init__(self, root: str, names: Sequence[str], classes: Sequence[str]) -> None:
         super().__init__(os.path.join(root, name) for name in names)  # noqa: PTH118  text, as it was given
+        # The class of each file; empty for a file outside of all sub-folders.
         self._tops = tuple(name.partition(os.sep)[0] if os.sep in name else "" for name in names)
         self.classes = tuple(classes)
 
@@ -116,8 +131,8 @@ def folder(
 ) -> Folder:
     """A source of type `bytes`: the contents of the files in the folder `path`, sorted by name.
 
-    Files are sorted by the bytes of the name (of the path inside the folder, part by part), which gives the
-    same order everywhere. Hidden files and folders are left out.
+    Files are sorted by the bytes of the name (of the path inside the folder, part by part). This order is the
+    same on all systems. Hidden files and folders are left out.
 
     If each sub-folder is a class, `.labels` is a source of class numbers and `.classes` are the names. A
     folder for validation takes the classes of the folder for training:
@@ -125,19 +140,19 @@ def folder(
 
     Args:
         path: the folder.
-        recursive: include the files of sub-folders.
-        classes: the names of the classes, in the order of their numbers; by default the sub-folders, sorted,
-            including empty ones.
+        recursive: whether to include the files of sub-folders.
+        classes: the names of the classes, in the order of their numbers. None for the sub-folders of the
+            folder, sorted, including empty ones; no classes if `recursive` is False.
 
     Returns:
         The source.
 
     Raises:
         CommplanError: CP0901 if there is no such folder, or no file in it; CP0956 for a sub-folder that
-            `classes` does not list.
+            `classes` does not list, or if `classes` is not a list of different names or `recursive` is False.
     """
     root = os.fspath(path)
-    fixed = None if classes is None else _check_classes(classes, recursive)
+    fixed = None if classes is None else _class_names(classes, recursive)
     try:
         names = list(_names(root, recursive))
         tops = _sub_folders(root) if recursive else []
@@ -160,8 +175,12 @@ def folder(
     return Folder(root, names, tops if fixed is None else fixed)
 
 
-def _check_classes(classes: Sequence[str], recursive: bool) -> list[str]:
-    """The names of classes as a list. Raises CP0956 unless they are a list of different names."""
+def _class_names(classes: Sequence[str], recursive: bool) -> list[str]:
+    """The argument `classes` of `folder` as a list.
+
+    Raises:
+        CommplanError: CP0956 if they are empty, not names or not different, or if `recursive` is False.
+    """
     names = [] if isinstance(classes, str) else list(classes)
     if not names or not all(isinstance(name, str) for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
         fail("CP0956", f"classes={classes!r}: a list of names was expected", "such as classes=train.classes")
@@ -180,7 +199,12 @@ def _sub_folders(root: str) -> list[str]:
 
 
 def check_classes(sources: Mapping[str, object], file: str) -> list[Diagnostic]:
-    """CP0956 for every source whose class numbers differ from those of the first source with classes."""
+    """CP0956 for each source whose class numbers differ from those of the first source with classes.
+
+    Args:
+        sources: the sources of a program by name. Only `Folder.labels` are compared.
+        file: the file of the plan.
+    """
     numbered = {name: source.classes for name, source in sources.items() if isinstance(source, ClassNumbers)}
     first = next(iter(numbered), "")
     return [
@@ -202,6 +226,7 @@ _CLASSES_ALIKE = (
 
 
 def _differences(first: str, classes: Sequence[str], second: str, second_classes: Sequence[str]) -> list[str]:
+    """Notes about the differences between the classes of the sources `first` and `second`."""
     lines = [
         f"{listed(missing)} {'is a class' if len(missing) == 1 else 'are classes'} of `{name}` alone"
         for name, names, other_names in ((first, classes, second_classes), (second, second_classes, classes))
@@ -218,8 +243,10 @@ def _differences(first: str, classes: Sequence[str], second: str, second_classes
 
 
 def _names(root: str, recursive: bool) -> Iterator[str]:
-    """The files below `root`, by their paths inside of it. A folder that a link leads back to is not entered
-    again."""
+    """The paths of the files below `root`, inside of it and in any order, without hidden files and folders.
+
+    A folder is entered once, even if links lead back to it. Raises OSError if a folder cannot be read.
+    """
     stack = [""]
     visited: set[str] = set()
     while stack:

@@ -11,12 +11,13 @@ from typing import Any, cast
 
 import numpy as np
 
-MAP, ITER = "MapDataset", "IterDataset"
-_NUMBERS = bool | int | float | np.integer
+MAP = "MapDataset"  # the class of Grain's pipelines with random access
+ITER = "IterDataset"  # the class of Grain's pipelines without random access
+_NUMBERS = bool | int | float | np.integer  # the types of attributes that describe a pipeline
 
 
 def is_pipeline(source: object, kind: str = MAP) -> bool:
-    """Whether `source` is a data set of Grain, of class `kind`."""
+    """Whether `source` is a data set of Grain of class `kind`: `MAP` or `ITER`."""
     dataset: Any = getattr(sys.modules.get("grain"), kind, None)
     return isinstance(dataset, type) and isinstance(source, dataset)
 
@@ -32,13 +33,15 @@ def hints(source: object) -> tuple[str, ...]:
 
 
 def content(source: object, digest: Callable[[object], str]) -> list[str] | None:
-    """The class names, numbers and function digests of a MapDataset and its parents; None for another object.
+    """A description of a MapDataset and its parents; None for any other object.
 
-    Attributes of other types are left out. A source (see `sources`) contributes its type, `key` and
-    `_fingerprint`, not its records: different pipelines can have equal descriptions.
+    It has class names, numbers and digests of functions. Attributes of other types are left out. A source
+    (see `sources`) contributes its type, `key` and `_fingerprint`, not its records. Different pipelines can
+    therefore have equal descriptions.
 
     Args:
-        digest: Digests a function.
+        source: the pipeline.
+        digest: returns a digest of a function.
     """
     if not is_pipeline(source):
         return None
@@ -46,7 +49,7 @@ def content(source: object, digest: Callable[[object], str]) -> list[str] | None
     for name, value in sorted(vars(source).items()):
         if isinstance(value, _NUMBERS) or (name != "_source" and _are_numbers(value)):
             words.append(f"{name}={value!s}")
-        elif callable(value):
+        elif callable(value):  # a function, or a method of a transform
             words.append(f"{name}={digest(value)}")
             words += _settings(getattr(value, "__self__", None))
         elif name == "_source":

@@ -1,6 +1,7 @@
-"""Conversion of records of other libraries' data sets to NumPy and Python values.
+"""Conversion of records of other libraries' data sets to NumPy and Python values, and checks of their types.
 
-Nothing here imports those libraries: attributes of a record determine its kind.
+`convert_record` is for records of sources, `check_record` also for results of host functions. Nothing here
+imports those libraries: attributes of a record determine its kind.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from commplan import io
 from commplan.diagnostics import import_optional, type_of
 from commplan.ir.types import ArrayType, BytesType, DType, Element
 
-_FOREIGN = "big" if sys.byteorder == "little" else "little"
+_FOREIGN = "big" if sys.byteorder == "little" else "little"  # the byte order that is not that of this machine
 
+# Hints in errors.
 TEXT_HINT = (
     "a list of str is taken for paths of files: text is given as bytes, `[text.encode() for text in texts]`"
 )
@@ -31,7 +33,14 @@ _FILTER_HINT = (
 
 
 class RecordTypeError(Exception):
-    """A record that does not have the type in the plan: a description of it, and hints to fix it."""
+    """A record that does not have the type in the plan.
+
+    Attributes:
+        hints: how to fix it, in order; may be empty.
+
+    Args:
+        actual: a description of the record.
+    """
 
     def __init__(self, actual: str, *hints: str) -> None:
         super().__init__(actual)
@@ -73,6 +82,11 @@ def check_record(value: object, element: Element, dtype: np.dtype[Any] | None) -
     Arrays must have the declared shape and dtype, in any byte order. A Python number is accepted for a scalar
     type that can hold it.
 
+    Args:
+        value: the record.
+        element: its type in the plan.
+        dtype: the NumPy dtype of `element`; None for bytes.
+
     Raises:
         RecordTypeError: If the record has another type.
     """
@@ -97,6 +111,7 @@ def check_record(value: object, element: Element, dtype: np.dtype[Any] | None) -
 
 
 def _convert_scalar(value: float, element: ArrayType, dtype: np.dtype[Any]) -> Any:
+    """A Python number (a bool, int or float) as a NumPy scalar. Raises RecordTypeError if it does not fit."""
     if element.dtype is DType.BOOL:
         fits = isinstance(value, bool)
     elif element.dtype.is_float:
@@ -159,13 +174,20 @@ def convert_record(value: Any, element: Element, name: str) -> Any:
     """Convert a record of source `name` to a NumPy or Python value: an array, a scalar or bytes.
 
     - NumPy and Python values stay as they are.
-    - Torch tensors become arrays (without a copy on the CPU), and PIL images become arrays of their pixels.
+    - Torch tensors become arrays (without a copy on the CPU). PIL images become arrays of their pixels.
     - Nested lists of Python numbers become arrays of `element` if that can hold every number.
     - Of a mapping, the column called `name` is used, or the only one; of a tuple, the only item.
-    - `{"bytes": ..., "path": ...}` (an undecoded Hugging Face image) is the bytes of a file.
+    - `{"bytes": ..., "path": ...}` (an undecoded Hugging Face image) is the bytes of a file, for bytes.
+    - Any other object is returned as it is: `check_record` accepts or refuses it.
+
+    Args:
+        value: the record.
+        element: its type in the plan.
+        name: the name of the source.
 
     Raises:
         RecordTypeError: If it cannot be converted.
+        OSError: If the file of an undecoded image cannot be read.
     """
     if isinstance(value, str):
         raise RecordTypeError("a str", *(_bytes_hints(value) if isinstance(element, BytesType) else ()))
@@ -185,12 +207,14 @@ def convert_record(value: Any, element: Element, name: str) -> Any:
 
 
 def _convert_tuple(items: tuple[Any, ...], element: Element, name: str) -> Any:
+    """Convert the only item of a tuple. Raises RecordTypeError if there are others."""
     if len(items) == 1:
         return convert_record(items[0], element, name)
     raise RecordTypeError(describe(items), f"name one: sources={{{name!r}: commplan.column(dataset, 0)}}")
 
 
 def _convert_mapping(value: Mapping[Any, Any], element: Element, name: str) -> Any:
+    """Convert an undecoded image, the column `name` or the only column. Raises RecordTypeError, OSError."""
     if isinstance(element, BytesType) and set(value) == {"bytes", "path"}:
         if value["bytes"] is not None:
             return value["bytes"]
@@ -208,6 +232,10 @@ def _convert_mapping(value: Mapping[Any, Any], element: Element, name: str) -> A
 
 
 def _convert_image(value: Any, element: Element) -> Any:
+    """The pixels of a PIL image. Raises RecordTypeError if `element` is bytes, or for an unusual mode.
+
+    Other objects of PIL are returned as they are.
+    """
     if not hasattr(value, "mode") or not hasattr(value, "tobytes"):
         return value
     if isinstance(element, ArrayType):
@@ -226,6 +254,7 @@ def _convert_image(value: Any, element: Element) -> Any:
 
 
 def _convert_tensor(value: Any) -> Any:
+    """The array of a Torch tensor."""
     value = value.detach()
     if str(getattr(value, "device", "cpu")) != "cpu":
         value = value.cpu()
@@ -236,7 +265,11 @@ def _convert_tensor(value: Any) -> Any:
 
 
 def _convert_list(value: list[Any], element: Element) -> Any:
-    """Convert nested lists of Python numbers to an array; no number is rounded to an integer, or wraps."""
+    """Convert nested lists of Python numbers to an array. No number is rounded to an integer, or wraps.
+
+    Raises:
+        RecordTypeError: If `element` is bytes or cannot hold the numbers, or if lists have uneven lengths.
+    """
     if not isinstance(element, ArrayType):
         raise RecordTypeError(describe(value), "bytes of a list: `np.array(record, dtype).tobytes()`")
     try:
