@@ -263,7 +263,7 @@ def column(dataset: Source, key: Key, *more: Key) -> ColumnSource:
 
 
 def column_names(dataset: object) -> list[str] | None:
-    """The names in the attribute `column_names` of a data set, or of that in a `Serial`; None without such."""
+    """The attribute `column_names` of a data set, or of that in a `Serial`; None unless a list of names."""
     inner = dataset.dataset if isinstance(dataset, Serial) else dataset
     names = getattr(inner, "column_names", None)
     if isinstance(names, list) and all(isinstance(name, str) for name in cast("list[object]", names)):

@@ -1,4 +1,4 @@
-"""Construction of one batch: its tasks, and the layout of their records in arrays."""
+"""Construction of one batch: the tasks that run its stages, and the layout of their records in arrays."""
 
 from __future__ import annotations
 
@@ -16,19 +16,8 @@ from commplan.input.work_partition import Division
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Read, Share, operands, results
 from commplan.ir.types import ArrayType, BytesType
-from commplan.runtime.input.host_batch import (
-    FlowState,
-    HostBatch,
-    Mask,
-    Visit,
-    compacted_state,
-    count,
-    laid_out,
-    layout,
-    mask,
-    smallest,
-    variant_of,
-)  # fmt: skip
+from commplan.runtime.input import host_batch
+from commplan.runtime.input.host_batch import FlowState, HostBatch, Mask, Visit
 from commplan.runtime.input.layout import Array, Bools, Fresh, agrees, aligned, blocks, fill_rows, read_only
 from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.program import (
@@ -49,29 +38,39 @@ if TYPE_CHECKING:
     from commplan.runtime.input.cache.record_cache import Caches
     from commplan.runtime.input.stages.worker_pool import Workers
 
-Task = Callable[[], None]
+Task = Callable[[], None]  # a part of the work on a batch; any thread may run it
 
 
 @dataclass(frozen=True)
 class BatchFactory:
-    """Makes the batches of one phase. orders: by the id of the load's result."""
+    """Makes the batches of one phase.
+
+    Attributes:
+        program, meter, workers, epoch_cursor, memory: see `BatchInputs`.
+        orders: the order of records of each load, by the id of its result.
+        stages: by the first result of their ops.
+        block: the maximum number of rows of a task.
+        source_groups: groups of sources that fetch their records together.
+    """
 
     program: HostProgram
     orders: Mapping[Ref, Order]
-    stages: Mapping[Ref, Stage]  # by the first result of its op
+    stages: Mapping[Ref, Stage]
     meter: Meter
     block: int
     workers: Workers | None = None
-    source_groups: Sequence[Sequence[str]] = ()  # groups of sources that fetch their records together
+    source_groups: Sequence[Sequence[str]] = ()
     epoch_cursor: EpochCursor = FIRST
-    memory: Fresh = aligned  # allocates the arrays that this process makes
+    memory: Fresh = aligned
     # Facts common to most batches: the rows of a step, which of them count, the roots of a flow.
     _facts: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False, compare=False)
 
     def batch(self, number: int) -> BatchBuilder:
+        """The builder of batch `number`, counted from the first batch of this iterator."""
         return self.at(*self.epoch_cursor.at(number), number)
 
     def at(self, epoch: int, step: int, number: int = 0) -> BatchBuilder:
+        """The builder of the batch of a step."""
         states = [self.state(flow, step) for flow in self.program.flows]
         return BatchBuilder(self, number, epoch, step, states)
 
@@ -126,13 +125,10 @@ class BatchFactory:
         return self._facts[key]
 
     def _is_taken_once(self, ref: Ref, takers: Sequence[HostOp], ops: Sequence[HostOp]) -> bool:
+        """Whether a single function takes `ref`, one of `ops`, and once for each record."""
         copies = self.program.copies
-        return (
-            len(takers) == 1
-            and isinstance(takers[0], Map)
-            and takers[0] in ops
-            and copies[results(takers[0])[0]] == copies[ref]
-        )
+        is_single = len(takers) == 1 and isinstance(takers[0], Map) and takers[0] in ops
+        return is_single and copies[results(takers[0])[0]] == copies[ref]
 
     # --- one batch ---
 
@@ -150,7 +146,8 @@ class BatchFactory:
         return FlowState(flow, owned, {}, counts, {}, valid.copy(), layouts)
 
     def mask(self, states: Sequence[FlowState]) -> Mask | None:
-        return mask(self.program, states, self._facts)
+        """See `host_batch.mask`."""
+        return host_batch.mask(self.program, states, self._facts)
 
     def look_up(self, state: FlowState, epoch: int, step: int) -> None:
         """Compute the records of the rows, in the order of each load."""
@@ -173,6 +170,7 @@ class BatchFactory:
         return self._facts[key]
 
     def fresh(self, ref: Ref, rows: int) -> Array:
+        """A new array for a value, [members, rows, ...]. Raises CP0913 for values of variable length."""
         element = self.program.elements[ref]
         if not isinstance(element, ArrayType):
             fail("CP0913", f"`{ref.rpartition('.')[0]}` is of variable length and cannot leave the host")
@@ -187,6 +185,13 @@ class BatchBuilder:
 
     For shared values: run the tasks of `parts` for all parts, then call `receive` when they are done.
     For all batches: run the tasks of `second`, then call `finish`.
+
+    Attributes:
+        maker: the factory.
+        number, epoch, step: the number of the batch, and its position.
+        states: the state of each flow.
+        moved: the arrays of the shared values in their slot, [copies, rows, ...]; empty before `parts`.
+        received: whether `receive` was called.
     """
 
     maker: BatchFactory
@@ -232,7 +237,7 @@ class BatchBuilder:
         self, moved: Mapping[Ref, Array], parts: Sequence[int] | None, divisions: Mapping[int, Division]
     ) -> None:
         """Take the shared values from `moved`. parts: those that this process made; None for all."""
-        is_again, self.moved, self.received = self.received, moved, True  # after an interruption
+        is_again, self.moved, self.received = self.received, moved, True  # called again after an interruption
         for index, state in enumerate(self.states):
             if state.flow.moved:
                 self._copy_records(state)
@@ -240,7 +245,7 @@ class BatchBuilder:
                     self._account(state, parts, divisions[index])
 
     def _account(self, state: FlowState, parts: Sequence[int], division: Division) -> None:
-        """Count the rows that other processes made."""
+        """Report the rows that other processes made to the meter. parts: those that this process made."""
         number, failed = len(state.rows), ~np.asarray(state.valid.all(0))
         skipped = int(np.count_nonzero(failed))
         for low, high in (division.part(len(state.rows), part) for part in parts):
@@ -284,13 +289,13 @@ class BatchBuilder:
                 continue
             if ref not in state.layouts:
                 array = self.moved[ref]
-                state.layouts[ref] = layout(self.maker.program, ref, array.shape, array.dtype, rows)
+                program = self.maker.program
+                state.layouts[ref] = host_batch.layout(program, ref, array.shape, array.dtype, rows)
             if state.layouts[ref] is not None:
                 state.shown[ref] = self.moved[ref][:, :rows].reshape(state.layouts[ref])
 
     def _join_tasks(self, tasks: list[list[Task]]) -> list[Task]:
-        """The tasks of all flows; blocks of flows whose sources fetch their records together become one
-        task."""
+        """The tasks of all flows. The same blocks of flows that share fetched records become one task."""
         for names in self.maker.source_groups:
             reading = [
                 index
@@ -302,9 +307,10 @@ class BatchBuilder:
                 tasks[reading[0]] = [functools.partial(_in_turn, block) for block in blocks]
                 for index in reading[1:]:
                     tasks[index] = []
-        return [task for of_flow in tasks for task in of_flow]
+        return [task for flow_tasks in tasks for task in flow_tasks]
 
     def _tasks(self, state: FlowState, before: bool, low: int, high: int) -> list[Task]:
+        """Tasks that run rows low..high - 1 of a flow, in blocks. For the arguments, see `block`."""
         workers, step = self.maker.workers, self.maker.block
         run = self.block if workers is None else functools.partial(workers.run, cast("Any", self))
         return [
@@ -313,8 +319,8 @@ class BatchBuilder:
         ]
 
     def block(self, state: FlowState, before: bool, low: int, high: int) -> None:
-        """Run rows low..high of the flow, variant by variant, through its stages before or after the
-        transfer."""
+        """Run rows low..high - 1 of a flow through its stages before or after the transfer."""
+        # The inputs: shared values. The outputs: rows of the slot or of the batch.
         program, flow = self.maker.program, state.flow
         computed: dict[Ref, dict[Coords, Sequence[Record]]] = {}
         for ref in () if before else flow.moved:
@@ -331,13 +337,13 @@ class BatchBuilder:
         chained = self.maker.chained(flow, before)
         caches = self.maker.caches
         missing = {} if caches is None else caches.missing(ops, targets, state.records, low, high)
-        for op in ops:
+        for op in ops:  # once for each combination of members for which its results differ
             names = [ref for ref in results(op) if ref in program.elements]
             axes = program.copies[names[0]]
             computed.update({ref: {} for ref in names})
             for coords in program.variants(axes):
                 inputs = [
-                    variant_of(computed[ref], program.copies[ref], axes, coords, program)
+                    host_batch.variant_of(computed[ref], program.copies[ref], axes, coords, program)
                     for ref in operands(op)
                 ]
                 if isinstance(op, Share):
@@ -351,6 +357,7 @@ class BatchBuilder:
                 )  # fmt: skip
                 for ref, column in zip(names, columns, strict=True):
                     computed[ref][coords] = column
+        # Results that no stage wrote in place.
         for ref, copies in targets.items():
             key = next(results(op)[0] for op in flow.ops if ref in results(op))
             with self.maker.meter.working(key):
@@ -360,21 +367,15 @@ class BatchBuilder:
     def _destinations(
         self, ops: Sequence[HostOp], targets: Mapping[Ref, list[tuple[Coords, Array]]]
     ) -> dict[Ref, list[tuple[Coords, Array]]]:
-        """`targets`, and the same arrays for operands of shares, so that stages write their results in
-        place."""
+        """`targets`, and the same arrays for operands of shares: stages write their results in place."""
         destinations, copies = dict(targets), self.maker.program.copies
-        for op in reversed(ops):
-            if (
-                isinstance(op, Share)
-                and op.result in destinations
-                and copies[op.operand] == copies[op.result]
-            ):
+        for op in (op for op in reversed(ops) if isinstance(op, Share)):
+            if op.result in destinations and copies[op.operand] == copies[op.result]:
                 destinations.setdefault(op.operand, destinations[op.result])
         return destinations
 
     def _targets(self, state: FlowState, ref: Ref, before: bool) -> list[tuple[Coords, Array]]:
-        """The destinations of a value's rows, in the shared slot or in the batch, each with the coordinates
-        of the copy that it holds."""
+        """The arrays of a value in the slot or the batch, each with the coordinates of the copy in it."""
         program = self.maker.program
         variants = program.variants(program.copies[ref])
         if before:
@@ -383,8 +384,8 @@ class BatchBuilder:
         targets: list[tuple[Coords, Array]] = []
         for index, coords in zip(np.ndindex(array.shape[: len(per)]), program.variants(per), strict=True):
             fixed = dict(zip(per, coords, strict=True))
-            copy = next(c for c in variants if agrees(program.copies[ref], c, fixed))
-            targets.append((copy, array[index]))
+            variant = next(c for c in variants if agrees(program.copies[ref], c, fixed))
+            targets.append((variant, array[index]))
         return targets
 
     def _run(
@@ -394,14 +395,11 @@ class BatchBuilder:
         """The results of `op`.
 
         Args:
-            state: the flow.
-            op: the stage.
-            coords: the variant of the results.
-            low: the first row.
-            high: the row after the last one.
-            inputs: the operands.
-            targets: the destination of each result, if any.
-            ahead: return a column that computes each record when the consuming stage reads it.
+            coords: the index along each axis for which the results are computed.
+            low, high: the first row, and the row after the last one.
+            inputs: a column for each operand.
+            targets: the destination of each result; None for new memory.
+            ahead: whether to return a column that computes each record when the consuming stage reads it.
             needed: the rows to compute; None for all.
         """
         program = self.maker.program
@@ -409,10 +407,10 @@ class BatchBuilder:
             return [[None] * (high - low) for ref in results(op) if ref in program.elements]
         read = op if isinstance(op, Read) else state.flow.reads[0]
         records = state.records[read.result, tuple(coords[axis] for axis in read.per)]
-        chosen = self._variants(state, coords)
-        before: Bools = np.asarray(state.valid[chosen, low:high].all(0))
-        before = before if needed is None else before & needed
-        valid = before.copy()
+        variants = self._variants(state, coords)
+        valid_before: Bools = np.asarray(state.valid[variants, low:high].all(0))
+        valid_before = valid_before if needed is None else valid_before & needed
+        valid = valid_before.copy()
         member = program.member(op.per, coords) if isinstance(op, Map) and op.per else -1
         block_position = BlockPosition(self.epoch, self.step, member)
         stage, numbers = self.maker.stages[results(op)[0]], records[low:high].tolist()
@@ -423,8 +421,8 @@ class BatchBuilder:
             keys = stage.cached.keys(state.records, coords)[low:high]
             run = functools.partial(stage.cached.run, stage, keys)
         out = run(block_position, numbers, inputs, valid, targets)
-        for failed in np.flatnonzero(before & ~valid):
-            state.valid[chosen, low + failed] = False
+        for failed in np.flatnonzero(valid_before & ~valid):
+            state.valid[variants, low + failed] = False
         return out
 
     def _variants(self, state: FlowState, coords: Mapping[str, int]) -> list[int]:
@@ -446,11 +444,11 @@ class BatchBuilder:
         for initial in self.states:
             clean = bool(initial.valid.all())
             visits += self._visits(initial, clean)
-            state = initial if clean else compacted_state(program, initial, self.maker.fresh)
+            state = initial if clean else host_batch.compacted_state(program, initial, self.maker.fresh)
             for ref in self.maker.roots(state.flow):
                 values[ref] = state.arrays[ref] if ref in state.arrays else shown[ref]
             for read in state.flow.reads:
-                records[read.result] = laid_out(program, read, state.records)
+                records[read.result] = host_batch.laid_out(program, read, state.records)
                 if read.count in program.roots:
                     values[read.count] = self._count(state, read, read.count, clean)
         seeds = {read.result: read.seed for state in self.states for read in state.flow.reads}
@@ -458,27 +456,28 @@ class BatchBuilder:
         return HostBatch(values, records, seeds, self.epoch, self.step, self.number, tuple(visits), rows)
 
     def _slot_views(self) -> dict[Ref, Array]:
-        """The values in the slot: views, and copies of the smallest ones."""
+        """The values in the slot: views, and copies of small ones, which must not keep the slot in use."""
         shown = {ref: view for state in self.states for ref, view in state.shown.items()}
         total = sum(array.nbytes for array in self.moved.values())
-        for ref in smallest({ref: view.nbytes for ref, view in shown.items()}, total):
+        for ref in host_batch.smallest({ref: view.nbytes for ref, view in shown.items()}, total):
             copy = self.maker.memory(shown[ref].shape, shown[ref].dtype)
             copy[...] = shown[ref]
             shown[ref] = read_only(copy)
         return shown
 
     def _count(self, state: FlowState, read: Read, ref: Ref, clean: bool) -> Array:
+        """See `host_batch.count`. If no record was skipped (`clean`), the counts are computed once."""
         if not clean:
-            return count(self.maker.program, state, read, ref)
+            return host_batch.count(self.maker.program, state, read, ref)
         if ref not in state.layouts:
-            state.layouts[ref] = count(self.maker.program, state, read, ref)
+            state.layouts[ref] = host_batch.count(self.maker.program, state, read, ref)
         counts: Array = state.layouts[ref]
         copy = aligned(counts.shape, counts.dtype)
         copy[...] = counts
         return copy
 
     def _visits(self, state: FlowState, clean: bool) -> list[Visit]:
-        """The records that count, per load and member."""
+        """The records that count, per load and member. clean: whether no record was skipped."""
         visits: list[Visit] = []
         for read in state.flow.reads:
             counts = state.counts[read.result]
@@ -492,5 +491,6 @@ class BatchBuilder:
 
 
 def _in_turn(tasks: Sequence[Task]) -> None:
+    """Run tasks one after another, as one task."""
     for task in tasks:
         task()

@@ -1,4 +1,4 @@
-"""The inputs of the batches of a phase, and the factory of batches that is made of them on first use."""
+"""`BatchInputs`: the inputs of the batches of a phase, from which their factory is made on first use."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class BatchInputs:
 
     Attributes:
         program: the host program.
-        orders: the order of records of each load.
-        sources: the sources by name.
+        orders: the order of records of each load, by the id of its result.
+        sources: the sources by name, as `bind_sources` returns them.
         functions: the host functions by name.
         meter: the costs of the input.
-        block: the number of records in a task.
+        block: the maximum number of records in a task.
         workers: worker processes that make the batches; None for threads.
-        epoch_cursor: the epochs and steps of batches.
-        memory: allocates the arrays that this process makes.
+        epoch_cursor: converts the number of a batch to its epoch and step.
+        memory: allocates the arrays that this process makes, if there are no `workers`.
     """
 
     program: HostProgram
@@ -48,7 +48,7 @@ class BatchInputs:
 
     @functools.cached_property
     def factory(self) -> BatchFactory:
-        """The factory of the batches. A process that makes none does without it and its modules."""
+        """The factory of the batches. Until a process makes a batch, it does not load the modules for it."""
         from commplan.runtime.input.stages.batch_builder import BatchFactory  # noqa: PLC0415
         from commplan.runtime.input.stages.records import stages  # noqa: PLC0415
 

@@ -1,4 +1,7 @@
-"""Results of a stage with a single consumer, each computed when the consumer reads it."""
+"""Results of a stage with a single consumer, each computed when the consumer reads it.
+
+`BatchFactory.chained` decides which results are chained.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +22,36 @@ if TYPE_CHECKING:
 
 
 class SkippedError(Exception):
-    """The record failed, and the plan skips it."""
+    """A record failed in an earlier stage, and the plan skips it."""
 
 
 @dataclass(eq=False)
 class Chained(Sequence["Record"]):
-    """A column of a block without storage. Its consumer calls both functions on one record after the other.
+    """The results of a stage for a block of records, each computed when its row is read.
 
-    The intermediate value is therefore not copied, and a function may return the same memory on every call.
+    The consumer reads each row once, in any order. It has used a result before it reads the next one. The
+    intermediate values are therefore not copied, and a function may return the same memory on every call.
+
+    Attributes:
+        stage: the stage.
+        position: the position of the block.
+        records: the record index of each row.
+        operands: a column for each operand of the stage; empty for a load.
+        cpu_s: CPU seconds for the rows read so far, including their operands.
+        done: the number of results so far.
+        nbytes: the bytes of these results.
+        skipped: the number of rows that failed in this stage so far.
 
     Raises:
-        SkippedError: for a record that is skipped.
+        SkippedError: from `__getitem__`, for a row that fails and is skipped here or in an earlier stage.
+        CommplanError: from `__getitem__`, for a row that fails and is not skipped.
     """
 
     stage: Stage
     position: BlockPosition
     records: Sequence[int]
     operands: Sequence[Sequence[Record]]
-    cpu_s: float = 0.0  # of the records computed so far, operands included
+    cpu_s: float = 0.0
     done: int = 0
     nbytes: int = 0
     skipped: int = 0
@@ -62,26 +77,27 @@ class Chained(Sequence["Record"]):
 
 
 def account(operands: Sequence[Sequence[Record]], cpu: Cpu) -> Cpu:
-    """Report the cost of chained operands on their own lines.
+    """Report the cost of chained operands to the meter, on their own lines.
 
     Args:
-        operands: the columns of a stage.
-        cpu: the CPU time of the stage, operands included.
+        operands: a column for each operand of a stage. All their rows have been read.
+        cpu: the CPU time of the stage, including that of chained operands.
 
     Returns:
-        The rest of `cpu`. System time is divided in proportion to CPU time.
+        The CPU time of the stage alone. System time is divided in proportion to CPU time.
     """
     chained = [column for column in operands if isinstance(column, Chained)]
-    left_s = cpu.both_s
+    stage_s = cpu.both_s
     for column in chained:
-        left_s -= column.cpu_s
+        stage_s -= column.cpu_s
         cost = account(column.operands, _part(cpu, column.cpu_s))
         column.stage.meter.add(
             column.stage.key, cpu_s=cost.both_s, system_s=cost.system_s, records=column.done,
             nbytes=column.nbytes, skipped=column.skipped,
         )  # fmt: skip
-    return _part(cpu, left_s) if chained else cpu
+    return _part(cpu, stage_s) if chained else cpu
 
 
 def _part(cpu: Cpu, seconds: float) -> Cpu:
+    """`seconds` of `cpu`, with the same share of system time."""
     return Cpu(seconds, cpu.system_s * seconds / cpu.both_s if cpu.both_s else 0.0)

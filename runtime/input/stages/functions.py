@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def called_functions(
     program: HostProgram, functions: Mapping[str, Callable[..., Any]]
 ) -> dict[str, Callable[..., Any]]:
-    """The host functions that `program` calls, validated. Raises CP0908."""
+    """The host functions that `program` calls, by name, validated as `checked_functions` does."""
     names = [op.fn for flow in program.flows for op in flow.ops if isinstance(op, Map)]
     return checked_functions(program.schedule, functions, names)
 
@@ -28,7 +28,12 @@ def called_functions(
 def checked_functions(
     schedule: Schedule, functions: Mapping[str, object], names: Sequence[str] | None = None
 ) -> dict[str, Callable[..., Any]]:
-    """The host functions of `schedule` (those in `names`, or all), validated.
+    """The validated host functions of `schedule`, by name.
+
+    Args:
+        schedule: the schedule.
+        functions: the objects that the user passes, by the names of functions. Other items are ignored.
+        names: the functions to validate; None for all that the schedule calls.
 
     Raises:
         CommplanError: CP0908, all in one error, for each function that is missing, is not callable, or does
@@ -53,6 +58,7 @@ def checked_functions(
 
 
 def _call(fn: FnType) -> str:
+    """The call of a host function, for messages: `augment(<u8[32, 32, 3]>, rng=<numpy.random.Generator>)`."""
     arguments = [f"<{operand}>" for operand in fn.operands]
     arguments += ["rng=<numpy.random.Generator>"] if fn.random else []
     return f"{fn.name}({', '.join(arguments)})"
@@ -86,10 +92,21 @@ def workers_of(
     meter: Meter,
     pinning: Pinning | None = None,
 ) -> Workers | None:
-    """The worker processes of a phase; None if threads do the work.
+    """The worker processes of a phase; None if threads do the work. Describes the workers on `meter`.
+
+    Args:
+        workers: "threads" or "processes".
+        cores: the number of threads or processes.
+        program: the host program.
+        sources: its sources by name.
+        functions: its host functions by name.
+        block: the maximum number of records in a job.
+        meter: counts costs and restarts.
+        pinning: registers the memory of batches with devices; None if batches are not copied ahead.
 
     Raises:
-        CommplanError: CP0952, CP0955.
+        CommplanError: CP0955 for another value of `workers` or too many processes; CP0952 for a source or
+            function that cannot be pickled; CP0954 inside of a worker process.
     """
     if workers not in ("threads", "processes"):
         fail("CP0955", f"workers are 'threads' or 'processes', not {workers!r}", span=program.phase.span)

@@ -1,4 +1,7 @@
-"""The stages of a phase over blocks of records: call user code, check results, and report failing records."""
+"""The stages of a phase over blocks of records: call user code, check results, and report failing records.
+
+`stages` makes a `Stage` for each load and host function. `BatchBuilder` runs them.
+"""
 
 from __future__ import annotations
 
@@ -44,22 +47,44 @@ Record = Any  # an array, a NumPy or Python scalar, or bytes
 
 @dataclass(frozen=True)
 class BlockPosition:
-    """The position of a block of rows, which keys its random streams and appears in errors."""
+    """The position of a block of rows, which keys its random streams.
+
+    Attributes:
+        epoch, step: the position of its batch.
+        member: the row-major index of the member; -1 if the stage is the same for all members.
+    """
 
     epoch: int
     step: int
-    member: int  # -1 if the stage is the same for all members
+    member: int
 
 
-_warning = threading.Lock()
+_warning = threading.Lock()  # protects `Stage.warned`
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A Read or a host Map, with everything that running it needs. Failures concern single records."""
+    """A Read or a host Map, with everything that is needed to run it. Failures concern single records.
+
+    Attributes:
+        op: the op of the schedule.
+        number: separates the random streams of two maps, for any design of sharing; 0 for a Read.
+        elements: the types of its results in the plan, without counts.
+        dtypes: the NumPy dtype of each element; None for bytes.
+        call: the source's `__getitem__`, or the host function.
+        seed: the seed of the flow's first load, which keys random streams.
+        file: the file of the plan, for errors.
+        meter: counts the costs.
+        skip: whether failing records are skipped.
+        many: fetches several records at once; None if the source does not support it, and for a Map.
+        begins: called before user code runs, with the index of the record or -1 for several; None to call
+            nothing.
+        cached: its results from earlier epochs; None if it is not cached.
+        warned: the failures of `many` about which a warning was printed: at most one over all threads.
+    """
 
     op: Read | Map
-    number: int  # separates the random streams of two maps, for any design
+    number: int
     elements: tuple[Element, ...]
     dtypes: tuple[np.dtype[Any] | None, ...]
     call: Callable[..., Any]
@@ -67,15 +92,14 @@ class Stage:
     file: str
     meter: Meter
     skip: bool
-    many: Callable[[list[int]], Sequence[Any]] | None = None  # of a Read: fetches several records at once
-    begins: Callable[[int], None] | None = (
-        None  # called with each record before user code runs; -1 for several
-    )
-    cached: RecordCache | None = None  # its results from earlier epochs
-    warned: list[str] = field(default_factory=list[str], compare=False)  # warn once over all threads
+    many: Callable[[list[int]], Sequence[Any]] | None = None
+    begins: Callable[[int], None] | None = None
+    cached: RecordCache | None = None
+    warned: list[str] = field(default_factory=list[str], compare=False)
 
     @property
     def key(self) -> Ref:
+        """The id of its first result, by which stages and lines of the summary are identified."""
         return results(self.op)[0]
 
     def run(
@@ -91,14 +115,17 @@ class Stage:
         Args:
             position: the position of the block.
             records: [rows] record indices.
-            operands: for each operand, [rows]; empty for a Read.
-            valid: [rows]; invalid rows are left out (None or zero). A failing row becomes invalid if the plan
-                skips.
-            targets: for each result, its rows of the batch, or None. Each result is written there before the
-                next call of the function, which may return the same memory every time.
+            operands: for each operand, a column of [rows] records; empty for a Read.
+            valid: bool [rows]. Invalid rows are left out: their results are None or zero. A failing row
+                becomes invalid if the stage skips.
+            targets: for each result, the array [rows, ...] to fill; None for new memory. Each result is
+                written there before the next call of the function, which may always return the same memory.
 
         Returns:
-            For each result, one record per row; arrays as one array, [rows, ...].
+            For each result, a column of [rows] records: an array [rows, ...], or a list for bytes.
+
+        Raises:
+            CommplanError: CP0904 to CP0907 for a failing record, if the stage does not skip.
         """
         columns = [
             _column(len(records), element, dtype, target)
@@ -111,7 +138,7 @@ class Stage:
         fetched, failure = self._fetch(records, valid)
         for row in np.flatnonzero(valid).tolist():
             record = records[row]
-            try:
+            try:  # reading an operand may run the stage that makes it, see `Chained`
                 is_fetched = record in fetched
                 arguments = [fetched.pop(record)] if is_fetched else [column[row] for column in operands]
             except SkippedError:
@@ -133,7 +160,7 @@ class Stage:
                     column[row] = value
             # Freed now, so that the calls for the next record reuse this memory while the CPU caches it.
             arguments = out = value = None
-        if failure and done and not skipped:
+        if failure and done and not skipped:  # the records are good, and `many` fails
             self._warn(failure)
         if done < len(records):
             for column in columns:
@@ -153,8 +180,9 @@ class Stage:
         """Fetch the records of a block at once, if the source supports it.
 
         Returns:
-            The records by index, and the error if fetching failed. In that case there are no records, and the
-            caller fetches them one by one, which finds the record that failed.
+            The records by index, and "". No records if the source does not support it, or if fewer than two
+            are valid. If fetching failed, no records and the error: the caller then fetches them one by one,
+            to find the one that fails.
         """
         usable_records = (
             [record for record, usable in zip(records, valid, strict=True) if usable] if self.many else []
@@ -167,7 +195,7 @@ class Stage:
             fetched = self.many(usable_records)
             count = len(fetched)
         except Exception as error:  # noqa: BLE001  raised again by the failing record
-            return {}, f"{type(error).__name__}: {_said(error)}"
+            return {}, f"{type(error).__name__}: {_message_of(error)}"
         if count != len(usable_records):
             return {}, f"it returned {count} records for {len(usable_records)} indices"
         return dict(zip(usable_records, fetched, strict=True)), ""
@@ -183,7 +211,17 @@ class Stage:
         warnings.warn(f"{message}: {failure}", RuntimeWarning, stacklevel=2)
 
     def one(self, position: BlockPosition, record: int, arguments: list[Record]) -> Any:
-        """The checked result for one record; a tuple if there are several results."""
+        """The checked result for one record; a tuple if there are several results.
+
+        Args:
+            position: the position of the block.
+            record: the index of the record.
+            arguments: the operands of a Map; of a Read, the record if it has been fetched, else empty.
+
+        Raises:
+            CommplanError: CP0904 or CP0906 if user code raises; CP0905 or CP0907 if the result has another
+                type.
+        """
         out, element = self._call(position, record, arguments), self.elements[0]
         if len(self.elements) == 1:
             if isinstance(element, ArrayType) and isinstance(out, np.ndarray | np.generic):
@@ -199,6 +237,7 @@ class Stage:
 
     @user_calls.calls_user_code(with_one_record=True)
     def _call(self, position: BlockPosition, record: int, arguments: list[Record]) -> object:
+        """The result of user code for one record. Records of sources are converted. Raises as `one`."""
         try:
             if self.begins is not None:
                 self.begins(record)
@@ -217,6 +256,7 @@ class Stage:
             raise CommplanError(self._diagnostic(record, error)) from error
 
     def _check_result(self, record: int, number: int, value: object) -> Record:
+        """Result `number` of a record as `check_record` returns it. Raises as `one`."""
         element = self.elements[number]
         try:
             return check_record(value, element, self.dtypes[number])
@@ -228,6 +268,7 @@ class Stage:
             raise CommplanError(self._diagnostic(record, error)) from error
 
     def _mismatch(self, record: int, expected: str, actual: str, *hints: str) -> NoReturn:
+        """Raise CP0905 or CP0907 for a result of another type."""
         if isinstance(self.op, Read):
             code = "CP0905"
             problem = f"record {record} of source `{self.op.source}` has another type than the plan says"
@@ -240,12 +281,13 @@ class Stage:
         fail(code, problem, *notes, span=self.op.span, file=self.file)
 
     def _diagnostic(self, record: int, error: BaseException) -> Diagnostic:
+        """CP0904 or CP0906 for an exception of user code."""
         if isinstance(self.op, Read):
             code, activity = "CP0904", f"reading record {record} of source `{self.op.source}`"
         else:
             code, activity = "CP0906", f"host function `{self.op.fn}` on record {record}"
         notes = [Note(_last_line(error))]
-        reason = _said(error)
+        reason = _message_of(error)
         if isinstance(error, FileNotFoundError) and isinstance(getattr(self.call, "__self__", None), Files):
             notes.append(Note(TEXT_HINT))
         if "read-only" in reason:
@@ -266,7 +308,7 @@ def _column(
 
 
 def _nbytes(column: list[Record] | np.ndarray[Any, Any], done: int) -> int:
-    """The size of `done` records of a column."""
+    """The bytes of the results in a column of which `done` rows have one."""
     return done * column[:1].nbytes if isinstance(column, np.ndarray) else sum(map(files.nbytes, column))
 
 
@@ -276,10 +318,11 @@ def _seal(column: list[Record] | np.ndarray[Any, Any]) -> Sequence[Record]:
 
 
 def _as_tuple(out: object) -> tuple[object, ...] | None:
+    """Several results of a function; None if `out` is neither a tuple nor a list."""
     return tuple(cast("Sequence[object]", out)) if isinstance(out, tuple | list) else None
 
 
-def _said(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     """The message of an exception, escaped for terminals. Never raises, even if `str(error)` does."""
     try:
         return str(error).encode(errors="backslashreplace").decode()
@@ -288,7 +331,7 @@ def _said(error: BaseException) -> str:
 
 
 def _last_line(error: BaseException) -> str:
-    """The line of user code that raised `error`."""
+    """The line that raised `error`: the innermost one, also of a library."""
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1]
     return f'raised at line {last.lineno} of "{last.filename}", in {last.name}'
@@ -300,10 +343,17 @@ def stages(
     functions: Mapping[str, Callable[..., Any]],
     meter: Meter,
 ) -> dict[Ref, Stage]:
-    """The stage of each Read and Map of the program.
+    """The stage of each Read and Map of the program, by its first result.
+
+    Args:
+        program: the host program.
+        bound: the sources by name, as `bind_sources` returns them.
+        functions: the host functions by name, as `checked_functions` returns them.
+        meter: counts the costs. The lines of the stages are added to it.
 
     Raises:
-        CommplanError: CP0914 for `on_error = skip` on a stage that cannot skip; the errors of `caches`.
+        CommplanError: CP0914 for `on_error = skip` on a stage that cannot skip; CP0918 for bf16 without
+            ml_dtypes; the errors of `record_cache.caches`.
     """
     stage_of: dict[Ref, Stage] = {}
     skips = declared(program, meter)
@@ -316,6 +366,7 @@ def stages(
             elements = tuple(program.elements[ref] for ref in names)
             dtypes = tuple(numpy_dtype(e.dtype) if isinstance(e, ArrayType) else None for e in elements)
             call = bound[op.source].__getitem__ if isinstance(op, Read) else functions[op.fn]
+            # The same in every schedule of the plan, unlike the position of the op.
             number = 0 if isinstance(op, Read) else zlib.crc32(op.fn.encode()) * 65536 + op.stream
             stage_of[key] = Stage(
                 op, number, elements, dtypes, call, flow.reads[0].seed, program.schedule.file,
@@ -332,7 +383,10 @@ def opened_caches(
     bound: Mapping[str, files.Source],
     functions: Mapping[str, Callable[..., Any]],
 ) -> Mapping[Ref, RecordCache]:
-    """The caches of the program. Imports their modules only if the program has a cache."""
+    """The caches of the program, by the first result of their stages. See `stages` for the arguments.
+
+    Their modules are imported only if the program has a cache.
+    """
     if not program.has_caches:
         return {}
     from commplan.runtime.input.cache.record_cache import caches  # noqa: PLC0415  memory that few need

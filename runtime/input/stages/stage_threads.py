@@ -1,4 +1,4 @@
-"""Threads for the stages that each process runs itself."""
+"""`StageThreads`: the threads for the stages that each process runs itself."""
 
 from __future__ import annotations
 
@@ -12,20 +12,26 @@ from queue import Empty, SimpleQueue
 from commplan.diagnostics import fail
 from commplan.runtime.input.observe.wait_log import ClosedError
 
-_Entry = tuple["Future[None]", Callable[[], object]]
+_Entry = tuple["Future[None]", Callable[[], object]]  # a task, and the future that its caller has
 
 
 @dataclass(eq=False)
 class StageThreads:
-    """Up to `most` threads that run tasks in the order of their submission.
+    """Up to `most` threads that begin tasks in the order of their submission.
 
-    They are daemons: a user function may hang, and the interpreter's exit must not wait for it. This is the
-    difference from `ThreadPoolExecutor`.
+    Unlike those of `ThreadPoolExecutor`, they are daemons: a user function may hang, and the interpreter's
+    exit must not wait for it.
+
+    Attributes:
+        most: the maximum number of threads. Each submission starts one while there are fewer.
+        name: the prefix of the names of threads.
+        running: the threads that have been started. They end after `close`.
     """
 
     most: int
     name: str
     running: list[threading.Thread] = field(default_factory=list[threading.Thread])
+    # The tasks that no thread has begun. After `close`, None ends a thread.
     _queue: SimpleQueue[_Entry | None] = field(default_factory=SimpleQueue["_Entry | None"])
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _is_closed: bool = False
@@ -33,9 +39,12 @@ class StageThreads:
     def submit(self, task: Callable[[], object]) -> Future[None]:
         """Run `task` in a thread.
 
+        Returns:
+            A future, whose result is None. It raises the exception of the task, or `ClosedError`.
+
         Raises:
             ClosedError: after `close`.
-            CommplanError: CP0928 if no thread can be started.
+            CommplanError: CP0928 if no thread runs and none can be started.
         """
         if self._is_closed:
             raise ClosedError
@@ -49,6 +58,7 @@ class StageThreads:
         return future
 
     def _start(self) -> None:
+        """Start a thread, if the system allows it. Raises CP0928 if none runs otherwise."""
         name = f"{self.name}-{len(self.running)}"
         thread = threading.Thread(target=_run, args=(self._queue,), name=name, daemon=True)
         try:
@@ -74,6 +84,7 @@ class StageThreads:
 
 
 def _run(queue: SimpleQueue[_Entry | None]) -> None:
+    """Run the tasks of `queue` until it returns None. Keeps no reference to `StageThreads`, nor to tasks."""
     while (entry := queue.get()) is not None:
         future, task = entry
         if future.set_running_or_notify_cancel():

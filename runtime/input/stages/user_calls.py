@@ -1,4 +1,7 @@
-"""The call of user code that a thread is in, found in its stack."""
+"""Finds the call of user code in which a thread is, from its stack.
+
+Calls are not recorded, because that would cost time for every record.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from commplan.ir.schedule import Map, Read
 
-_FRAMES = 6  # the number of innermost frames shown of a stack
-_callers: dict[CodeType, bool] = {}  # see `calls_user_code`
+_FRAMES = 6  # maximum number of frames in a message, the innermost ones
+_callers: dict[CodeType, bool] = {}  # `with_one_record` of each method that `calls_user_code` has marked
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -18,9 +21,9 @@ class Call(NamedTuple):
 
     Attributes:
         op: the stage.
-        record: the record; -1 for several.
+        record: the index of the record; -1 for several records.
         worker: the PID of its worker process; 0 for this process.
-        stack: the Python frames, innermost first.
+        stack: the Python frames of the user code in one line, innermost first; empty if unknown.
     """
 
     op: Read | Map
@@ -30,13 +33,14 @@ class Call(NamedTuple):
 
 
 def calls_user_code(*, with_one_record: bool) -> Callable[[_Method], _Method]:
-    """Mark a method of a stage that calls user code.
+    """Mark a method of `Stage` that calls user code, for `call_in`.
 
     Args:
-        with_one_record: whether it does so with one record, its variable `record`.
+        with_one_record: whether it does so for one record, whose index is its variable `record`.
     """
 
     def mark(method: _Method) -> _Method:
+        """Returns `method` itself: a wrapper would cost time for every record."""
         _callers[cast("FunctionType", method).__code__] = with_one_record
         return method
 
@@ -44,10 +48,10 @@ def calls_user_code(*, with_one_record: bool) -> Callable[[_Method], _Method]:
 
 
 def call_in(frame: FrameType | None) -> Call | None:
-    """The call of user code that a thread of this process is in; None if there is none.
+    """The call of user code in which a thread of this process is; None if there is none.
 
     Args:
-        frame: The innermost frame of the thread.
+        frame: the innermost frame of the thread; None if it has ended.
     """
     lines: list[str] = []
     while frame is not None:

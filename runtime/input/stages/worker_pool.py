@@ -4,20 +4,10 @@ Each thread of the ring drives one worker process: it sends a block of records a
 filled the rows, in memory that both map. Orders, random streams, checks and errors equal those of threads,
 because the same code makes the block. `cores` therefore bounds processes as it bounds threads.
 
-An executor with one process for each thread could replace the processes here. Measured on Python 3.11:
-
-| | here | ProcessPoolExecutor | loky 3.7 |
-|---|---|---|---|
-| a job of no work, wall and CPU of the program | 32 us, 18 us | 172 us, 134 us | 284 us, 197 us |
-| how a process ended | yes | no | yes |
-| `sys.exit` in a function ends the process | yes | no | no |
-| a separate environment, as for OMP_NUM_THREADS | yes | no | yes |
-| ends a process whose function hangs | yes | no | yes |
-| after kill -9 of the program its processes | end | stay | stay |
-| additional threads of the program, per process | 0 | 2 | 2 |
-
-Either design needs the rest of this module: the shared memory, the progress of each process, and errors with
-their plan lines. `multiprocessing.Process` cannot start a process with a separate environment either.
+`concurrent.futures.ProcessPoolExecutor` cannot replace the processes here. It does not report how a process
+ended, starts no process with a separate environment (OMP_NUM_THREADS), does not end one whose function hangs,
+and leaves its processes running after kill -9 of the program. loky has the last defect, too. On Python 3.11,
+a job without work takes 32 us here, 172 us in ProcessPoolExecutor and 284 us in loky 3.7.
 """
 
 from __future__ import annotations
@@ -58,11 +48,11 @@ from commplan.wait import until_done
 if TYPE_CHECKING:
     from commplan.runtime.machines.pinned import Pinning
 
-GRACE_S = 0.5  # seconds for a worker to end after its socket has closed
-_FATE_S = 10.0  # seconds for a worker that closed its socket to end: its libraries may clean up
+GRACE_S = 0.5  # seconds for a worker to end after this process has closed its socket, before it is killed
+_FATE_S = 10.0  # seconds for a worker that has closed its socket to end: its libraries may clean up
 _STACK_S = 0.1  # seconds for a worker to write its stack
 _LOOK_S = 1.0  # seconds between two checks that a worker is alive; the socket usually reports its end first
-_ENDED_MOST = 3  # workers that may end on one block, under `on_failure = continue`
+_ENDED_MOST = 3  # maximum number of workers that may end on one block, under `on_failure = continue`
 # glibc's default thresholds return every large array to the system: hundreds of page faults for the next one.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 29)}
 # A worker should use one core: the threads of libraries would multiply with the workers.
@@ -71,7 +61,8 @@ _THREADS = (
     "VECLIB_MAXIMUM_THREADS", "OPENCV_FOR_THREADS_NUM", "RAYON_NUM_THREADS", "TF_NUM_INTRAOP_THREADS",
     "TF_NUM_INTEROP_THREADS",
 )  # fmt: skip
-_OF_MPI = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "MPI_LOCAL", "HYDRA_")  # a worker is not a rank of the job
+# Prefixes of variables that are omitted: a worker is not a rank of an MPI job.
+_OF_MPI = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "MPI_LOCAL", "HYDRA_")
 
 
 def environment() -> dict[str, str]:
@@ -86,7 +77,13 @@ class EndedError(Exception):
 
 @dataclass(eq=False)
 class _Process:
-    """One worker process. number: its index among the concurrent workers."""
+    """One worker process.
+
+    Attributes:
+        number: its index in the header of the arena, unique among the living workers.
+        process: the process.
+        link: the socket to it.
+    """
 
     number: int
     process: subprocess.Popen[bytes]
@@ -96,7 +93,7 @@ class _Process:
         """Send `message` and wait for the reply. Raises EndedError if the process ends first."""
 
         def look(_: float) -> None:
-            if self.process.poll() is not None:  # a child of it may keep the socket open
+            if self.process.poll() is not None:  # a child process of it may keep the socket open
                 raise EndedError
 
         try:
@@ -107,8 +104,10 @@ class _Process:
             raise EndedError from None
 
     def end(self) -> None:
-        """Let the worker finish its record if that is soon, then kill it. The link closes with its last
-        reference: another thread may be about to call `hang_up`."""
+        """End the worker: kill it if it does not finish its block within `GRACE_S`.
+
+        The link closes with its last reference: another thread may be about to call `hang_up`.
+        """
         self.hang_up()
         for seconds in (GRACE_S, _FATE_S):
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -117,6 +116,7 @@ class _Process:
             self.process.kill()
 
     def hang_up(self) -> None:
+        """Shut the socket down: a wait in `ask` ends, and so does the worker after its block."""
         with (
             contextlib.suppress(OSError),  # it has ended already
             socket.fromfd(self.link.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as link,
@@ -124,7 +124,7 @@ class _Process:
             link.shutdown(socket.SHUT_RDWR)
 
     def fate(self) -> str:
-        """How the process ended; waits for its end."""
+        """Wait until the process has ended, and return the predicate of a message about its end."""
         try:
             code = self.process.wait(_FATE_S)
         except subprocess.TimeoutExpired:
@@ -142,17 +142,14 @@ class Workers:
     """The worker processes of a phase, one per thread that calls `run`.
 
     Attributes:
-        program: the host program.
-        sources: its sources.
-        functions: its host functions.
-        block: the number of records in a job, at most.
-        most: the number of concurrently busy workers, at most.
-        meter: counts costs and restarts.
-        pinning: registers batches with devices.
+        program, sources, functions, block, meter, pinning: see `functions.workers_of`.
+        most: the maximum number of busy workers.
 
     Raises:
-        CommplanError: CP0952 for a source or function that cannot be pickled, CP0954 if no worker can be
-            started; from `run` also CP0953 for a worker that ended, and any error of the block.
+        CommplanError: CP0952 for a source or function that cannot be pickled, CP0954 in a worker process,
+            CP0955 if `most` is too large. From `run`: CP0953 for a worker that ended, CP0954 if none can be
+            started, and any error of the block.
+        ClosedError: from `run`, after `stop`.
     """
 
     program: HostProgram
@@ -162,11 +159,11 @@ class Workers:
     most: int
     meter: Meter
     pinning: Pinning | None = None
-    _arena: Arena = field(init=False)
-    _payload: list[Array] = field(init=False)
-    _needs_program: bool = field(init=False)
-    _slots: tuple[Slots, ...] = ()
-    _local: threading.local = field(default_factory=threading.local)
+    _arena: Arena = field(init=False)  # the memory that workers map
+    _payload: list[Array] = field(init=False)  # the result of `packed`, in the arena
+    _needs_program: bool = field(init=False)  # whether workers import the user's program
+    _slots: tuple[Slots, ...] = ()  # see `share`
+    _local: threading.local = field(default_factory=threading.local)  # `worker`: that of the thread
     _lock: threading.RLock = field(default_factory=threading.RLock)  # a finalizer may run while it is held
     _busy: threading.Semaphore = field(init=False)
     _living: set[_Process] = field(default_factory=set[_Process])
@@ -195,7 +192,7 @@ class Workers:
         return self._arena.fresh(shape, dtype)
 
     def run(self, batch: BatchBuilder, state: FlowState, before: bool, low: int, high: int) -> None:
-        """Run the block in this thread's worker."""
+        """Run a block in this thread's worker. For the arguments, see `BatchBuilder.block`."""
         job = self._job(batch, state, before, low, high)
         goes_on = any(read.hints.on_failure == "continue" for read in state.flow.reads)
         for ended in range(1, _ENDED_MOST + 1):
@@ -254,7 +251,7 @@ class Workers:
         )  # fmt: skip
 
     def _cells(self, array: Array) -> Cells:
-        """The place of an array in memory that workers map."""
+        """The location of an array in memory that workers map: in the slots or in the arena."""
         offsets = (slots.offset(array.__array_interface__["data"][0]) for slots in self._slots)
         offset = next((offset for offset in offsets if offset is not None), None)
         memory = 0 if offset is None else 1
@@ -264,7 +261,7 @@ class Workers:
         return Cells(memory, offset, array.shape, array.strides, array.dtype)
 
     def _book(self, done: _worker.Done, state: FlowState, before: bool, low: int, high: int) -> None:
-        """Apply a worker's results and costs, and raise its error, if any."""
+        """Apply the results and costs of a block, and raise its error, if any."""
         state.valid[:, low:high] = np.frombuffer(done.valid, bool).reshape(len(state.valid), high - low)
         for key, usage in done.spent:
             self.meter.add(key, **usage)
@@ -279,7 +276,7 @@ class Workers:
             _raise(done.failure)
 
     def _end_error(self, worker: _Process, job: _worker.Job, state: FlowState, times: int) -> CommplanError:
-        """The error for a worker that ended during `job`."""
+        """CP0953 for a worker that ended during `job`. times: how many workers have ended on it."""
         op, record = self._doing(worker, state)
         doing = f"reading source `{op.source}`" if isinstance(op, Read) else f"host function `{op.fn}`"
         which = f" worked on record {record}" if record >= 0 else ""
@@ -295,26 +292,22 @@ class Workers:
         if fate.endswith("SIGKILL"):
             notes.append("the system ends processes in this way if memory is short")
         message = f"worker process {worker.process.pid} {fate} while {doing}{which}"
-        return CommplanError(
-            Diagnostic(
-                "CP0953",
-                message,
-                op.span,
-                tuple(Note(note) for note in notes),
-                file=self.program.schedule.file,
-            )
-        )
+        file = self.program.schedule.file
+        return CommplanError(Diagnostic("CP0953", message, op.span, tuple(map(Note, notes)), file=file))
 
     def _doing(self, worker: _Process, state: FlowState) -> tuple[Read | Map, int]:
-        """The stage that a worker runs, and the record; -1 for several records."""
+        """The stage that a worker runs, else the flow's load, and the record's index; -1 for several."""
         progress = _worker.PROGRESS.unpack_from(self._arena.header, worker.number * _worker.PROGRESS_NBYTES)
         ops = [op for flow in self.program.flows for op in flow.ops if isinstance(op, Read | Map)]
         at = int(progress[0])
         return ops[at] if 0 <= at < len(ops) else state.flow.reads[0], int(progress[1])
 
     def call_in(self, frame: FrameType | None) -> Call | None:
-        """The call that the worker of a thread runs; None while it starts. frame: the innermost frame of the
-        thread."""
+        """The call that the worker of a thread runs; None if there is none, or while it starts.
+
+        Args:
+            frame: the innermost frame of the thread; None if it has ended.
+        """
         while frame is not None and frame.f_code is not Workers._greet.__code__:
             if frame.f_code is Workers.run.__code__ and "worker" in frame.f_locals:
                 worker: _Process | None = frame.f_locals["worker"]
@@ -326,7 +319,7 @@ class Workers:
 
     @staticmethod
     def ask_stack(process: int) -> None:
-        """Make a worker write its stack to stderr, and wait for it."""
+        """Make a worker, by its process number, write its stack to stderr, and wait for `_STACK_S`."""
         with contextlib.suppress(OSError):
             os.kill(process, _worker.STACK_SIGNAL)
             time.sleep(_STACK_S)
@@ -350,6 +343,7 @@ class Workers:
         return worker
 
     def _start(self) -> _Process:
+        """Start a worker, without its program. Raises CP0954 if that fails."""
         parent_end, child_end = multiprocessing.Pipe()
         descriptors = [self._arena.descriptor, *(slots.descriptor for slots in self._slots[:1])]
         code = (
@@ -381,8 +375,15 @@ class Workers:
         return worker
 
     def _greet(self, worker: _Process, *, again: bool) -> bool:
-        """Send the worker its program, and wait until it is ready. Returns False if a signal ended it and
-        `again` is set: a worker that exits without a signal would do so again."""
+        """Send the worker its program, and wait until it is ready.
+
+        Returns:
+            Whether it is ready. False if a signal ended it and `again` is set: an exit would happen again.
+
+        Raises:
+            CommplanError: CP0954 if it cannot be made ready, or the error that it reports.
+            ClosedError: After `stop`.
+        """
         setup = _worker.Setup(
             _program() if self._needs_program else None, sys.argv,
             [(self._arena.find(array) or 0, array.nbytes) for array in self._payload],
@@ -408,6 +409,7 @@ class Workers:
         return True
 
     def _drop(self, worker: _Process) -> None:
+        """End a worker, which may be that of this thread."""
         if getattr(self._local, "worker", None) is worker:
             self._local.worker = None
         worker.end()
@@ -429,7 +431,7 @@ def _raise(failure: _worker.Failure) -> None:
 
 
 def _program() -> tuple[str, str] | None:
-    """How a fresh interpreter can import the running program; None if it is not a file."""
+    """How a fresh interpreter can import the running program, see `Setup.main`; None if it is not a file."""
     module = sys.modules.get("__main__")
     spec = getattr(module, "__spec__", None)
     if spec is not None and spec.name != "__main__":
@@ -444,7 +446,8 @@ def packed(
     """The pickle of the program, sources and functions, followed by the buffers of large arrays.
 
     Raises:
-        CommplanError: CP0952, all in one error, for each source or function that cannot be pickled.
+        CommplanError: CP0952, all in one error, for each source or function that cannot be pickled, or that
+            was defined at a prompt.
     """
     buffers: list[Any] = []
     try:
@@ -470,6 +473,7 @@ def packed(
 def _unpicklable(
     program: HostProgram, sources: Mapping[str, object], functions: Mapping[str, object]
 ) -> list[Diagnostic]:
+    """CP0952 for each source and function that cannot be pickled."""
     ops = [op for flow in program.flows for op in flow.ops]
     spans = {op.source: op.span for op in ops if isinstance(op, Read)}
     spans |= {op.fn: op.span for op in ops if isinstance(op, Map)}
@@ -479,19 +483,15 @@ def _unpicklable(
             try:
                 pickle.dumps(value, protocol=5)
             except Exception as error:  # noqa: BLE001  pickling may raise anything
-                problems.append(
-                    Diagnostic(
-                        "CP0952",
-                        f"{kind} `{name}` cannot be sent to worker processes: {error}",
-                        spans.get(name),
-                        (Note(f"it is {type_of(value)}; only top-level definitions can be sent"),),
-                        file=program.schedule.file,
-                    )
-                )
+                message = f"{kind} `{name}` cannot be sent to worker processes: {error}"
+                note = Note(f"it is {type_of(value)}; only top-level definitions can be sent")
+                file = program.schedule.file
+                problems.append(Diagnostic("CP0952", message, spans.get(name), (note,), file=file))
     return problems
 
 
 def _refuse_nesting() -> None:
+    """Raise CP0954 in a worker process."""
     if _worker.inside:
         fail(
             "CP0954",

@@ -31,14 +31,16 @@ from commplan.ir.plan import Ref
 from commplan.runtime.input.host_batch import FlowState
 from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.program import Coords, HostProgram
-from commplan.runtime.input.shm.arena import Cells
+from commplan.runtime.input.shm.arena import HEADER, Cells
 from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory
 from commplan.runtime.input.stages.records import stages
 
 STACK_SIGNAL = signal.SIGUSR1  # makes a worker write its stack to stderr
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG, prctl(2)
-PROGRESS = struct.Struct("<qq")  # the op's number in its program (-1: none), the record (-1: several)
-PROGRESS_NBYTES = 64
+# The progress of a worker, in the arena's header: the number of the op in the program (-1: none), and the
+# index of the record (-1: several).
+PROGRESS = struct.Struct("<qq")
+PROGRESS_NBYTES = 64  # bytes of the header per worker: a cache line, which no other worker writes
 MAIN = "__mp_main__"  # the name of the main module in children of `multiprocessing`
 
 inside: bool = False  # whether this process is a worker
@@ -48,27 +50,40 @@ class Setup(NamedTuple):
     """The initialization of a worker.
 
     Attributes:
-        main: how to import the program; None if nothing is defined in it.
+        main: how to import the program: ("name", module) or ("path", file); None if nothing that the worker
+            needs is defined in it.
         argv: the arguments of the program.
         pieces: (offset, bytes) of the pickle and its buffers in the arena.
         arena: the descriptor of the arena.
         slots: the descriptor of the shared slots; -1 for none.
         number: the worker's index in the arena's header.
-        block: the number of records in a job, at most.
+        block: the maximum number of records in a job.
     """
 
-    main: tuple[str, str] | None  # ("name" or "path", which)
+    main: tuple[str, str] | None
     argv: list[str]
     pieces: list[tuple[int, int]]
     arena: int
-    slots: int  # -1: none
+    slots: int
     number: int
     block: int
 
 
 class Job(NamedTuple):
-    """A block: rows low..high of the flow `flow`, through the stages before the transfer (`before`) or after
-    it."""
+    """A block of rows to make.
+
+    Attributes:
+        number: the number of the batch.
+        epoch, step: the position of the batch.
+        flow: the index of the flow in the program.
+        before: whether to run the stages before the transfer between processes, or those after it.
+        low, high: the first row of the block, and the row after the last one.
+        rows: the number of rows of the batch in this process.
+        records: the record indices of the block, per load and variant.
+        valid: bool [variants of the flow, high - low], whether the rows are valid.
+        arrays: the arrays of the batch to fill; empty before the transfer.
+        moved: the arrays of shared values in the slot.
+    """
 
     number: int
     epoch: int
@@ -79,7 +94,7 @@ class Job(NamedTuple):
     high: int
     rows: int
     records: dict[tuple[Ref, Coords], list[int]]
-    valid: bytes  # [variants, high - low], bool
+    valid: bytes
     arrays: dict[Ref, Cells]
     moved: dict[Ref, Cells]
 
@@ -88,8 +103,10 @@ class Failure(NamedTuple):
     """An error of a worker.
 
     Attributes:
-        cause: the pickled exception, empty if it cannot be pickled.
-        traceback: the text of the traceback.
+        diagnostics: those of a CommplanError; empty for any other exception.
+        cause: the pickled cause of a CommplanError, or the pickled exception; empty if there is none or it
+            cannot be pickled.
+        traceback: the text of its traceback; empty if there is none.
     """
 
     diagnostics: tuple[Diagnostic, ...]
@@ -98,11 +115,14 @@ class Failure(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The result of a job.
+    """The result of a job. The rows themselves are in shared memory.
 
     Attributes:
-        spent: the reports of the stages to their meter.
-        cpu_s, system_s: CPU seconds of the whole process since the last block.
+        valid: as in `Job`, after the stages.
+        spent: the reports of the stages to their meter: the key of a line, and its costs.
+        cpu_s: user and system CPU seconds of the whole process since the last job.
+        system_s: the system's part of `cpu_s`.
+        failure: the error of the job; None if there is none.
     """
 
     valid: bytes
@@ -113,32 +133,52 @@ class Done(NamedTuple):
 
 
 class Tally(Meter):
-    """Records costs, to be sent to the parent process."""
+    """Collects costs for the parent process.
+
+    Attributes:
+        spent: see `Done`.
+    """
 
     def __init__(self, phase: str) -> None:
         super().__init__(phase)
         self.spent: list[tuple[str, dict[str, float]]] = []
 
     def add(self, key: str, **costs: float) -> None:
+        """See `Meter.add`."""
         self.spent.append((key, costs))
 
 
 class WorkerLoop:
-    """Makes blocks from jobs."""
+    """Makes blocks from jobs.
+
+    Attributes:
+        program: the host program.
+        tally: the costs of the current job.
+        progress: the memory for `PROGRESS` of this worker, which the parent reads.
+        maker: the factory for builders of batches.
+
+    Args:
+        setup: the first message of the parent.
+
+    Raises:
+        Exception: any error of the user's program, or of unpickling its sources and functions.
+    """
 
     def __init__(self, setup: Setup) -> None:
         if setup.main is not None:
             _import_program(*setup.main, setup.argv)
+
+        # Unpickle from private pages: a source may write to its arrays. Workers share pages that none writes.
         end = max(offset + nbytes for offset, nbytes in setup.pieces)
-        # Private pages: a source may write to its arrays, and all workers share the pages that are not
-        # written.
         memory = memoryview(mmap.mmap(setup.arena, end, access=mmap.ACCESS_COPY))
         pickled, *buffers = [memory[offset : offset + nbytes] for offset, nbytes in setup.pieces]
         program, sources, functions = pickle.loads(pickled, buffers=buffers)
         self.program: HostProgram = program
         self.tally = Tally(self.program.phase.name)
+
+        # Stages that write their progress.
         stage_of = stages(self.program, sources, functions, self.tally)
-        header = memoryview(mmap.mmap(setup.arena, 1 << 16))
+        header = memoryview(mmap.mmap(setup.arena, HEADER))
         offset = setup.number * PROGRESS_NBYTES
         progress = header[offset : offset + PROGRESS_NBYTES]
         watched = {
@@ -147,13 +187,15 @@ class WorkerLoop:
         }
         self.progress = progress
         self.maker = BatchFactory(self.program, {}, watched, self.tally, setup.block)
-        self._arena, self._arena_nbytes = setup.arena, 0
-        self._memories: dict[int, mmap.mmap] = {}
+
+        self._arena, self._arena_nbytes = setup.arena, 0  # the descriptor, and the bytes that are mapped
+        self._memories: dict[int, mmap.mmap] = {}  # by `Cells.memory`: 0 for the arena, 1 for the slots
         if setup.slots >= 0:
             self._memories[1] = mmap.mmap(setup.slots, os.fstat(setup.slots).st_size)
         self._last_cpu = _process_cpu()
 
     def do(self, job: Job) -> Done:
+        """Make a block. Its error is a part of the result, except `SystemExit`, which ends the worker."""
         self.tally.spent.clear()
         state = self._state(job)
         failure = None
@@ -164,7 +206,7 @@ class WorkerLoop:
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001  sent to the parent process
-            failure = _traceback_of(error)
+            failure = _failure_of(error)
         PROGRESS.pack_into(self.progress, 0, -1, -1)
         before, self._last_cpu = self._last_cpu, _process_cpu()
         return Done(
@@ -173,6 +215,7 @@ class WorkerLoop:
         )  # fmt: skip
 
     def _state(self, job: Job) -> FlowState:
+        """The state of a job's flow. Only the rows of the block are set."""
         flow = self.program.flows[job.flow]
         records: dict[tuple[Ref, Coords], Any] = {}
         for key, ids in job.records.items():
@@ -183,10 +226,12 @@ class WorkerLoop:
         valid[:, job.low : job.high] = block
         return FlowState(flow, np.arange(job.rows), records, {}, self._arrays(job.arrays), valid)
 
-    def _arrays(self, cells: dict[Ref, Cells]) -> dict[Ref, Any]:
-        return {ref: cell.array(self._memory(cell)) for ref, cell in cells.items()}
+    def _arrays(self, cells_by_ref: dict[Ref, Cells]) -> dict[Ref, Any]:
+        """The arrays in shared memory."""
+        return {ref: cells.array(self._memory(cells)) for ref, cells in cells_by_ref.items()}
 
     def _memory(self, cells: Cells) -> mmap.mmap:
+        """The mapped file in which an array is."""
         if cells.memory:
             return self._memories[cells.memory]
         size = os.fstat(self._arena).st_size
@@ -198,11 +243,12 @@ class WorkerLoop:
 
 
 def _process_cpu() -> tuple[float, float]:
-    times = os.times()
-    return time.process_time(), times.system
+    """CPU seconds of this process: user and system together, and system alone."""
+    return time.process_time(), os.times().system
 
 
-def _traceback_of(error: BaseException) -> Failure:
+def _failure_of(error: BaseException) -> Failure:
+    """An exception as it is sent to the parent process."""
     diagnostics: tuple[Diagnostic, ...] = getattr(error, "diagnostics", ())
     root = error.__cause__ if diagnostics else error
     cause = b""
@@ -214,24 +260,39 @@ def _traceback_of(error: BaseException) -> Failure:
     return Failure(diagnostics, cause, text)
 
 
-def _import_program(kind: str, which: str, argv: list[str]) -> None:
-    """Import the user's program as `__main__`, so that pickle finds the definitions in it."""
+def _import_program(kind: str, program: str, argv: list[str]) -> None:
+    """Import the user's program as `__main__`, where pickle looks for the definitions in it.
+
+    Args:
+        kind: "name" if `program` is the name of a module, "path" if it is a file.
+        program: see `kind`.
+        argv: the arguments of the program.
+    """
     sys.argv[:] = argv
-    names = runpy.run_module(which, run_name=MAIN) if kind == "name" else runpy.run_path(which, run_name=MAIN)
+    run = runpy.run_module if kind == "name" else runpy.run_path
+    names = run(program, run_name=MAIN)
     module = types.ModuleType(MAIN)
     module.__dict__.update(names)
     sys.modules["__main__"] = sys.modules[MAIN] = module
 
 
 def _end_with(parent: int) -> None:
-    """Make the kernel end this process with the thread that started it."""
+    """Make the kernel end this process with the thread that started it. Exits if `parent` has ended."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Serve jobs from the socket `descriptor` until it closes."""
+    """Serve jobs from a socket until it closes.
+
+    Receives a `Setup`, and answers None or a `Failure`. Then receives `Job` messages, and answers each with a
+    `Done`.
+
+    Args:
+        descriptor: the descriptor of the socket.
+        parent: the process number of the parent.
+    """
     global inside  # noqa: PLW0603  a property of this process
     inside = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
@@ -241,10 +302,10 @@ def main(descriptor: int, parent: int) -> None:
     with Connection(descriptor) as link, contextlib.suppress(EOFError, ConnectionError):
         setup = link.recv()
         try:
-            bench = WorkerLoop(setup)
+            loop = WorkerLoop(setup)
         except Exception as error:  # noqa: BLE001  sent to the parent process
-            link.send(_traceback_of(error))
+            link.send(_failure_of(error))
             return
         link.send(None)
         while True:
-            link.send(bench.do(link.recv()))
+            link.send(loop.do(link.recv()))
