@@ -2,13 +2,13 @@
 
 Every process must launch collectives in the same order, and only the user's program determines that order.
 `carry` therefore runs inside `next()`, in the caller's thread, and launches one program per batch, for all
-its transfers. The rows of a host are packed into one array of bytes, which has room for the most rows that
-any host makes, so that one program serves all batches, including short ones.
+its transfers. The rows of a host are packed into one array of bytes. It has room for the maximum number of
+rows that any host makes. One program therefore serves all batches, including short ones.
 
 If all hosts contribute to an all-gather, XLA's own all-gather does it (Gloo's ring, which is already
 optimal). If only some contribute, and for broadcasts (XLA has none on CPUs), rounds of `ppermute` carry out
-chunk programs: `ring`, and `chain` in slices, which follow each other from host to host so that every link is
-busy.
+chunk programs: `ring`, and `chain` in slices. Slices follow each other from host to host, which keeps every
+link busy.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.transport.transport import Bytes, RowSlices
 from commplan.wait import Wait, run_in_thread
 
-AXIS = "host"
-SLICES_PER_HOP = 16  # of a chain, at least: filling it then adds a sixteenth of the transfer time
+AXIS = "host"  # the axis of the mesh
+# Slices of a chain for each hop after the first, unless they would be shorter than `MESSAGE`. The time until
+# the last host receives the first slice is then a sixteenth of the transfer time.
+SLICES_PER_HOP = 16
 CHECK_S = 0.05  # seconds between two checks whether this process has stopped
-_WORD = 4  # bytes move as 32-bit words: a quarter of the elements to loop over, and of the index range
+_WORD = 4  # bytes of a word. Words instead of bytes reduce the elements of loops and the range of indices.
 
 Words = npt.NDArray[np.uint32]
 
@@ -53,7 +55,7 @@ class _PackedRows:
     Attributes:
         offset: the first byte.
         copies: the number of copies of the value.
-        rows: the most rows that a host makes.
+        rows: the maximum number of rows that a host makes, for which each copy has room.
         row_nbytes: the bytes of a row.
     """
 
@@ -74,9 +76,9 @@ class _Compiled:
 
     Attributes:
         layout: the location of each value's rows.
-        packed: the packed rows of this host.
-        sharding: the sharding of the packed rows of all hosts.
-        run: maps the packed rows of each host to those that it receives.
+        packed: u8 [bytes], the packed rows of this host, which every batch reuses.
+        sharding: the sharding of the packed rows of all hosts, u32 [hosts, words].
+        run: maps these packed rows to those that each host receives, u32 [hosts, makers, words].
     """
 
     layout: tuple[_PackedRows, ...]
@@ -89,15 +91,16 @@ class _Compiled:
 class JaxCarrier:
     """A carrier over JAX (see `commplan.runtime.input.transport.transport.Carrier`).
 
-    Only the leader of each host calls `carry`. Parcels have the same shapes in all batches; only their bounds
-    may differ.
+    Only the leader of each host calls `carry`. The arrays have the same shapes in all batches; only their
+    bounds may differ.
 
     Attributes:
-        division: the hosts that make each part.
+        division: the makers of parts. All hosts take part.
         host: the host of this process.
-        devices: one of each host's leader, in the order in which hosts first appear in the division.
+        devices: a CPU of each host's leader, in the order in which hosts first appear in the division.
         timeout: seconds to wait for a live but silent host.
         blame: the place in the plan that errors refer to.
+        launched: the number of programs that were launched, one per batch.
 
     Raises:
         CommplanError: from `carry`: CP0940 if a host died, CP0941 if one is silent.
@@ -109,19 +112,21 @@ class JaxCarrier:
     devices: tuple[Any, ...]
     timeout: float
     blame: Blame
-    launched: int = 0  # programs so far: one per batch
+    launched: int = 0
     _compiled: _Compiled | None = None
     _stopped: bool = False
 
     @property
     def by_caller(self) -> bool:
+        """See `Carrier.by_caller`."""
         return True
 
     def carry(
         self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
-        del number, before, is_wanted  # the caller waits; all hosts take part in every collective
+        """See `Carrier.carry`. Only `parcels` and `count` are used: the caller waits, no host is behind."""
+        del number, before, is_wanted
         if self._stopped:
             raise ClosedError
         if self._compiled is None:
@@ -133,24 +138,26 @@ class JaxCarrier:
         self._unpack(parcels, compiled, received)
 
     def stop(self) -> None:
+        """See `Carrier.stop`."""
         self._stopped = True
 
     def close(self) -> None:
-        """Stop the carrier. A program that is already launched cannot be cancelled and runs to its end."""
+        """Stop the carrier. A program that is already launched cannot be canceled and runs to its end."""
         self.stop()
 
     # --- once ---
 
     def _compile(self, parcels: Sequence[RowSlices]) -> _Compiled:
+        """The program for all batches, from the arrays of the first one."""
         layout: list[_PackedRows] = []
         nbytes = 0
         part_ranges = [self.division.part_range(host) for host in _makers(self.division)]
         most_parts = max(high - low for low, high in part_ranges)
         for slices in parcels:
             copies, rows, row_nbytes = slices.cells.shape
-            rows_now = max(slices.bounds[high] - slices.bounds[low] for low, high in part_ranges)
-            # In a batch of any length, `most_parts` parts have at most this many rows.
-            most_rows = min(rows, max(rows_now, -(-most_parts * rows // self.division.parts)))
+            first_rows = max(slices.bounds[high] - slices.bounds[low] for low, high in part_ranges)
+            # In a batch of any length, `most_parts` parts have at most this number of rows.
+            most_rows = min(rows, max(first_rows, -(-most_parts * rows // self.division.parts)))
             layout.append(_PackedRows(nbytes, copies, most_rows, row_nbytes))
             nbytes = rounded(nbytes + copies * most_rows * row_nbytes)
         packed = aligned((nbytes,), np.dtype(np.uint8))
@@ -160,24 +167,26 @@ class JaxCarrier:
     # --- for every batch ---
 
     def _pack(self, parcels: Sequence[RowSlices], compiled: _Compiled) -> None:
+        """Copy the rows that this host has made to its packed rows."""
         low, high = self.division.part_range(self.host)
         for slices, rows in zip(parcels, compiled.layout, strict=True):
             first, last = slices.bounds[low], slices.bounds[high]
             rows.view(compiled.packed)[:, : last - first] = slices.cells[:, first:last]
 
     def _run(self, compiled: _Compiled) -> Words:
-        """Run the program; returns the packed rows of all makers, [makers, words].
+        """Run the program. Returns the packed rows of all makers, [makers, words].
 
         JAX aliases the packed rows of this host, which do not change until the program has finished.
         """
         words: Words = compiled.packed.view(np.uint32)[None]
-        own_rows = jax.device_put(words, self.devices[_hosts(self.division).index(self.host)])
+        local_rows = jax.device_put(words, self.devices[_hosts(self.division).index(self.host)])
         shape = (len(self.devices), words.shape[1])
-        all_rows = jax.make_array_from_single_device_arrays(shape, compiled.sharding, [own_rows])
+        all_rows = jax.make_array_from_single_device_arrays(shape, compiled.sharding, [local_rows])
         received = compiled.run(all_rows).addressable_shards[0].data
         return np.asarray(received)[0]
 
     def _unpack(self, parcels: Sequence[RowSlices], compiled: _Compiled, received: Words) -> None:
+        """Copy the received rows of other hosts to the slot."""
         for index, host in enumerate(_makers(self.division)):
             if host == self.host:
                 continue
@@ -188,10 +197,14 @@ class JaxCarrier:
                 slices.cells[:, first:last] = rows.view(packed)[:, : last - first]
 
     def _result_of(self, work: Callable[[], Words], count: int) -> Words:
-        """The result of `work`, which runs in another thread so that this one can stop waiting.
+        """The result of `work`, which runs in another thread: this one can then stop to wait.
 
         JAX may run a program in the thread that calls it, without a timeout. The order of programs is still
-        the caller's, which launches nothing while it waits.
+        that of the caller, which launches nothing while it waits.
+
+        Raises:
+            CommplanError: CP0940 if the program fails, CP0941 after `timeout`.
+            ClosedError: After `stop`.
         """
 
         def check(_: float) -> None:
@@ -215,6 +228,7 @@ class JaxCarrier:
             self._fail_lost(count, error)
 
     def _fail_lost(self, count: int, error: BaseException) -> NoReturn:
+        """Raise CP0940, with the first line of JAX's error."""
         lines = str(error).strip().splitlines() or [type(error).__name__]
         self.blame.fail(
             "CP0940",
@@ -225,7 +239,7 @@ class JaxCarrier:
 
 
 def cpu_devices(processes: Sequence[int]) -> tuple[Any, ...]:
-    """The first device of the CPU of each of `processes`."""
+    """The first CPU device of each of these JAX processes, in their order."""
     first_devices: dict[int, Any] = {}
     for device in _compat.cpu_devices():
         first_devices.setdefault(int(device.process_index), device)
@@ -246,16 +260,23 @@ def _makers(division: Division) -> tuple[int, ...]:
 def _program(
     division: Division, devices: tuple[Any, ...], words: int
 ) -> tuple[NamedSharding, Callable[[Array], Array]]:
-    """The sharding of packed rows, [hosts, words], and the program to [hosts, makers, words]."""
+    """The sharding of packed rows [hosts, words], and the program that maps them to [hosts, makers, words].
+
+    Args:
+        division: the makers of parts.
+        devices: see `JaxCarrier`.
+        words: the 32-bit words of the packed rows of a host.
+    """
     mesh = Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
     hosts, makers = _hosts(division), len(_makers(division))
 
-    def body(own_rows: Array) -> Array:
-        packed = own_rows.reshape(-1)
+    def body(local_rows: Array) -> Array:
+        """The program of a host: [1, words] to [1, makers, words]."""
+        packed = local_rows.reshape(-1)
         if division.design == "multi_broadcast":
             received: list[Array] = []
             for move in division.moves():
-                # CPUs may run independent collectives in any order.
+                # CPUs may run independent collectives in any order, which differs between hosts.
                 operand = order.tie(packed, received[-1], AXIS, on_cpu=True) if received else packed
                 received.append(_broadcast(move, hosts, operand))
             return jnp.stack(received)[None]
@@ -271,7 +292,7 @@ def _program(
 
 
 def _all_gather(move: HostTransfer, hosts: Sequence[int], words: Array) -> Array:
-    """From [words] on each host of the move to [words of all of them], in order; undefined on other hosts."""
+    """Gather u32 [words] of each host of the move to [hosts of the move * words]. Undefined on the others."""
     if move.hosts == tuple(hosts):
         return lax.all_gather(words, AXIS, tiled=True)
     ranks = len(move.hosts)
@@ -280,13 +301,19 @@ def _all_gather(move: HostTransfer, hosts: Sequence[int], words: Array) -> Array
 
 
 def _broadcast(move: HostTransfer, hosts: Sequence[int], words: Array) -> Array:
-    """The value of a broadcast's root, on all hosts of the move; the other hosts keep theirs."""
+    """The root's u32 [words] on all hosts of the move. The other hosts keep theirs."""
     program = chain(len(move.hosts), move.root, words.nbytes)
     return programs.run(program, words, _rank_groups(move, hosts))
 
 
 def chain(ranks: int, root: int, nbytes: int) -> ChunkProgram:
-    """A broadcast from host to host, in slices if there is more than one hop."""
+    """A broadcast from host to host, in slices if there is more than one hop.
+
+    Args:
+        ranks: the number of hosts.
+        root: the index of the host that has the value.
+        nbytes: the bytes of the value.
+    """
     hops = ranks - 1
     chunk = None if hops < 2 else max(MESSAGE, -(-nbytes // (SLICES_PER_HOP * (hops - 1))))
     return program_named("chain", "broadcast", ranks, root, nbytes, chunk)

@@ -1,4 +1,7 @@
-"""The processes that share, as ranks of a communicator: speakers of hosts, dead processes, departed hosts."""
+"""`Team`: the processes that share rows, as ranks of a communicator.
+
+The speaker of a host is its first process in the team. It exchanges rows and last messages with the others.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,18 @@ from commplan.lowering.mpi.instructions import RECEIVE, SEND, Instructions
 from commplan.lowering.mpi.lists import PollIntervals, Runner, Settings
 from commplan.runtime.input.transport.transfer_plan import Form, transfer_list
 
-_LEFT = 0  # a tag that lists do not use
-# Enough pending messages to keep a link busy while this thread waits for a core, which decoding takes from it
-# for whole time slices. A synchronous send leaves nothing in a local queue that only later calls of MPI would
-# empty.
+_LAST_TAG = 0  # the tag of last messages, which lists do not use
+# 64 pending messages keep a link busy while this thread waits for a core, which decoding occupies for whole
+# time slices. A synchronous send leaves nothing in a local queue that only later calls of MPI would empty.
 _SETTINGS = Settings(window=64, label=1, synchronous=True)
 # Messages that arrive during a sleep wait in buffers. A longer sleep costs 5% of a batch and saves no CPU
 # time.
 _INTERVALS = PollIntervals(spin=0, shortest=500_000, longest=1_500_000, bulk=500_000)
-_LISTS = 16  # cached lists: batches have two lengths, and regroupings are few
-_GOODBYE_S = 0.2  # seconds that the delivery of a last message may take
-_WORD = 512  # bytes of a last message, at most
+_LISTS = 16  # maximum number of cached lists: batches have two lengths, and regroupings are few
+_DELIVERY_S = 0.2  # maximum wait in seconds for the delivery of a last message
+_LAST_NBYTES = 512  # maximum bytes of a last message
 
-_open: list[Team] = []  # teams that this process has left and others have not: last messages are still due
+_open: list[Team] = []  # teams that this process has left and others have not, with pending last messages
 
 
 def goes_on() -> bool:
@@ -41,11 +43,12 @@ def progress() -> None:
 
 
 class Transfers(NamedTuple):
-    """The work of this host in one batch.
+    """The messages of this host in one batch.
 
     Attributes:
-        number: the number of the list in the engine; None if this host has no work.
-        sent, received: the bytes that this host sends and receives.
+        number: the number of the list in the engine; None if this host has no messages.
+        sent: the bytes that this host sends.
+        received: the bytes that this host receives.
     """
 
     number: int | None
@@ -54,10 +57,17 @@ class Transfers(NamedTuple):
 
 
 class Team:
-    """A communicator and the hosts of its ranks.
+    """A communicator and the hosts of its ranks. All its processes make one with equal arguments.
+
+    Attributes:
+        comm: the communicator.
+        processes: the process of each rank.
+        speakers: the speaker of each host, a process.
+        ranks: the rank of each host's speaker.
+        has_reported: whether this host has sent its last message.
 
     Args:
-        comm: a communicator that nothing else uses.
+        comm: an mpi4py communicator that nothing else uses. It is freed after all processes have left.
         processes: the process of each rank.
         hosts: the host of every process, including dead ones.
     """
@@ -71,29 +81,39 @@ class Team:
         self.ranks = {host: ranks[process] for host, process in self.speakers.items()}
         self._runner: Runner | None = None
         self._transfers: dict[tuple[tuple[HostTransfer, ...], tuple[Form, ...]], Transfers] = {}
-        self._me = int(comm.Get_rank())
-        self._reports: dict[int, str] = {}
-        self._farewells: list[Any] = []
-        self.has_reported = False  # this host has sent its last message
-        self._mail: dict[int, tuple[Any, Any]] = {}  # the pending last message of each other speaker
+        self._rank = int(comm.Get_rank())
+        self._reports: dict[int, str] = {}  # see `reports`
+        self._sends: list[Any] = []  # requests of this host's last message that are not complete
+        self.has_reported = False
+        # The pending receive of each other speaker's last message: the request and the buffer.
+        self._receives: dict[int, tuple[Any, Any]] = {}
         for host in self.others if self.speaks else ():
-            word = np.zeros(_WORD, np.uint8)
-            self._mail[host] = comm.Irecv([word, MPI.BYTE], self.ranks[host], _LEFT), word
+            buffer = np.zeros(_LAST_NBYTES, np.uint8)
+            self._receives[host] = comm.Irecv([buffer, MPI.BYTE], self.ranks[host], _LAST_TAG), buffer
 
     @property
     def others(self) -> list[int]:
-        """The hosts of the other speakers."""
-        return [host for host, rank in self.ranks.items() if rank != self._me]
+        """The hosts whose speaker is not this process."""
+        return [host for host, rank in self.ranks.items() if rank != self._rank]
 
     @property
     def speaks(self) -> bool:
         """Whether this process is the speaker of its host."""
-        return self._me in self.ranks.values()
+        return self._rank in self.ranks.values()
 
     # --- messages between speakers ---
 
     def transfers(self, moves: tuple[HostTransfer, ...], host: int, forms: tuple[Form, ...]) -> Transfers:
-        """The messages and copies of `host`, this process's host, for `moves` on a slot of `forms`."""
+        """The messages and copies of this host for some collectives, made on the first call.
+
+        Args:
+            moves: the collectives.
+            host: the host of this process.
+            forms: the arrays of the slot.
+
+        Raises:
+            CommplanError: CP0830 if the engine is not available.
+        """
         if (moves, forms) not in self._transfers:
             if len(self._transfers) == _LISTS:
                 oldest = self._transfers.pop(next(iter(self._transfers)))
@@ -109,13 +129,13 @@ class Team:
 
     @property
     def runner(self) -> Runner:
-        """Runs lists between the speakers."""
+        """Runs lists between the speakers. Raises CP0830 if the engine is not available."""
         if self._runner is None:
             self._runner = Runner(self.comm, _INTERVALS)
         return self._runner
 
     def close(self) -> None:
-        """Close the runner of lists."""
+        """Close the runner. Transfers are impossible afterwards; last messages are not."""
         self._transfers.clear()
         if self._runner is not None:
             self._runner.close()
@@ -146,37 +166,43 @@ class Team:
         return bool(self.comm.Is_revoked())
 
     def revoke(self) -> None:
-        """Make every call on the communicator fail, in all processes."""
+        """Make every call on the communicator fail, in all processes. Has no effect without ULFM."""
         if goes_on() and not self.comm.Is_revoked():
             self.comm.Revoke()
 
     # --- the end ---
 
     def reports(self) -> dict[int, str]:
-        """The hosts that have left, each with the failure that it reported; empty after a normal end."""
-        for host, (request, word) in list(self._mail.items()):
+        """The last messages of other hosts that have arrived, by host; empty texts after a normal end."""
+        for host, (request, buffer) in list(self._receives.items()):
             if request.Test():
-                del self._mail[host]
-                self._reports[host] = word.tobytes().rstrip(b"\0").decode(errors="replace")
+                del self._receives[host]
+                self._reports[host] = buffer.tobytes().rstrip(b"\0").decode(errors="replace")
         return self._reports
 
     def tell(self, last: str) -> None:
-        """Send the last message of this host to all others. Only the first one is sent."""
+        """Send the last message of this host to all others. Only the first call of the speaker does so."""
         if self.speaks and not self.has_reported:
             self.has_reported = True
-            word = np.frombuffer(last.encode()[:_WORD].ljust(1, b"\0"), np.uint8)
+            data = np.frombuffer(last.encode()[:_LAST_NBYTES].ljust(1, b"\0"), np.uint8)
             for host in self.others:
-                self._farewells.append(self.comm.Issend([word, MPI.BYTE], self.ranks[host], _LEFT))
+                self._sends.append(self.comm.Issend([data, MPI.BYTE], self.ranks[host], _LAST_TAG))
 
     def leave(self, cause: str = "") -> None:
-        """Leave the team and report `cause` to the others. The communicator is freed after all have left:
-        otherwise a later communicator with the same number would receive their last messages."""
+        """Leave the team, and report a failure to the others.
+
+        The communicator is freed after all have left: otherwise a later communicator with the same number
+        would receive their last messages.
+
+        Args:
+            cause: the code and the message of the failure; empty after a normal end.
+        """
         self.close()
         try:
             if self.speaks:
                 self.tell(cause)
-                until = time.monotonic() + _GOODBYE_S
-                while not self.ended() and time.monotonic() < until:
+                deadline_s = time.monotonic() + _DELIVERY_S
+                while not self.ended() and time.monotonic() < deadline_s:
                     time.sleep(1e-3)
         except MPI.Exception:
             return  # the communicator has lost a process: it is not freed
@@ -184,13 +210,20 @@ class Team:
         free_closed()
 
     def ended(self) -> bool:
-        """Whether all other speakers have left and have received this host's last message."""
-        self._farewells = [request for request in self._farewells if not _ended(request)]
-        return not self._farewells and len(self.reports()) == len(self.others)
+        """Whether all other speakers have left and have received this host's last message.
+
+        Raises:
+            MPI.Exception: If a message has failed, because a process has died.
+        """
+        self._sends = [request for request in self._sends if not _ended(request)]
+        return not self._sends and len(self.reports()) == len(self.others)
 
 
 def free_closed() -> None:
-    """Free the communicators of teams that every process has left."""
+    """Free the communicators of the teams that this process has left.
+
+    That of a team whose speaker this process was is freed once all other speakers have left, too.
+    """
     for team in list(_open):
         try:
             if not team.speaks or team.ended():
@@ -203,7 +236,7 @@ def free_closed() -> None:
 def _ended(send: Any) -> bool:
     """Whether a send is complete. Raises `MPI.Exception` if it failed.
 
-    A failed request must not be freed, as every other call that tests it does: Open MPI ends the job when it
+    Uses `Get_status`, which does not free a failed request, unlike `Test`. Open MPI ends the job when it
     reports the failure a second time.
     """
     status = MPI.Status()
@@ -216,4 +249,5 @@ def _ended(send: Any) -> bool:
 
 
 def _nbytes(program: Instructions, kind: int) -> int:
+    """The bytes of all instructions of a kind."""
     return sum(row.nbytes for row in program.code if row.kind == kind)

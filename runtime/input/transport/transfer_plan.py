@@ -2,9 +2,9 @@
 
 The moves of a division are collectives between hosts: an all-gather whose blocks are the rows that each host
 made, or a broadcast of one host's rows. Each is a program of `commplan.collectives` over blocks of any
-lengths: `ring`, and `chain` in slices that follow each other down the line of hosts. A block is all that a
-host contributes, array after array and copy after copy, as if it were contiguous. Messages are sent from the
-memory of the arrays: one window or, across array boundaries, several.
+lengths: `ring`, and `chain` in slices that follow each other from host to host. A block consists of all bytes
+that a host contributes, array after array and copy after copy, as if they were contiguous. A message is one
+window of the arrays' memory or, across array boundaries, several.
 
 Nothing here calls MPI: the result is a list of instructions that the engine runs.
 """
@@ -36,7 +36,8 @@ from commplan.lowering.mpi.instructions import (
     transfers_of_rank,
 )
 
-MOST_SLICES = 512  # of a block: larger blocks have larger messages, which use the rendezvous protocol
+# Maximum number of slices of a block. Larger blocks have larger messages, which use the rendezvous protocol.
+MOST_SLICES = 512
 _ALGORITHM: dict[Kind, str] = {"all_gather": "ring", "broadcast": "chain"}
 
 
@@ -49,14 +50,14 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """The shape of one array (see `RowSlices`).
+    """The shape and the position of one array of a slot (see `RowSlices`).
 
     Attributes:
         copies: the number of copies.
         rows: the rows of each copy.
         row_nbytes: the bytes of a row.
-        bounds: the first row of each part, and the end.
-        at: the array's first byte in its slot.
+        bounds: the first row of each part, then the number of rows in all parts.
+        at: the offset in bytes of the array in its slot.
     """
 
     copies: int
@@ -66,7 +67,10 @@ class Form:
     at: int = 0
 
     def windows(self, parts: Sequence[int]) -> list[Window]:
-        """The windows of the rows of `parts`, in order, in each copy; adjacent rows form one window."""
+        """The windows of the rows of `parts`, copy by copy, and in the order of `parts`.
+
+        Adjacent rows form one window. Parts without rows have none.
+        """
         windows: list[Window] = []
         for copy in range(self.copies):
             for part in parts:
@@ -84,10 +88,13 @@ class Form:
 
 
 class _Transfer(NamedTuple):
-    """A message without a number yet.
+    """A message that has no number yet.
 
     Attributes:
-        order: the round and the number of the move, equal at both ends.
+        order: the round and the index of the collective, equal at both ends.
+        outgoing: whether this host sends it, or receives it.
+        host: the other host.
+        windows: the bytes of the slot, in the order of the message.
     """
 
     order: tuple[int, int]
@@ -104,13 +111,13 @@ class _Transfer(NamedTuple):
 def transfer_list(
     moves: Sequence[HostTransfer], host: int, forms: Sequence[Form], piece: int = MESSAGE
 ) -> Instructions:
-    """The instructions of `host` for `moves` on a slot with arrays of `forms`, in place.
+    """The instructions of `host` for collectives between hosts on a slot, in place.
 
     Short arrays share messages with their neighbors. All hosts must pass the same arguments except `host`.
 
     Args:
-        moves: the collectives.
-        host: the host.
+        moves: the collectives. A later one may send rows that an earlier one brings.
+        host: the host. If it takes part in no collective, the list is empty.
         forms: the arrays of the slot.
         piece: the approximate maximum of the bytes of a message.
 
@@ -131,43 +138,53 @@ def transfer_list(
 
 
 class _Builder:
-    """Builds the list. Messages of several windows go through scratch memory."""
+    """Builds the list of instructions. Messages of several windows go through scratch memory.
+
+    Args:
+        transfers: all messages, in the order in which `send` and `receive` will be called.
+    """
 
     def __init__(self, transfers: Sequence[_Transfer]) -> None:
+        # The number of the first instruction of each message. A received window is written by the message, or
+        # by its copy after the message.
         starts = itertools.accumulate((transfer.rows for transfer in transfers), initial=0)
-        self._brought = _Brought(
-            (at if transfer.rows == 1 else at + 1 + index, window)
-            for at, transfer in zip(starts, transfers, strict=False)
+        self._writers = _Writers(
+            (start if transfer.rows == 1 else start + 1 + index, window)
+            for start, transfer in zip(starts, transfers, strict=False)
             if not transfer.outgoing
             for index, window in enumerate(transfer.windows)
         )
         self._code: list[Instruction] = []
-        self._waits: list[tuple[int, ...]] = []
-        self._peers: dict[int, int] = {}
-        self._messages: Counter[tuple[bool, int]] = Counter()
-        self._scratch = 0
+        self._waits: list[tuple[int, ...]] = []  # see `Instructions.waits`
+        self._peers: dict[int, int] = {}  # the index of each host
+        self._messages: Counter[tuple[bool, int]] = Counter()  # by direction and peer
+        self._scratch = 0  # bytes
 
     def instructions(self) -> Instructions:
+        """The list of all messages so far."""
         return Instructions(tuple(self._code), tuple(self._waits), tuple(self._peers), self._scratch)
 
     def send(self, transfer: _Transfer) -> None:
+        """Add the instructions of an outgoing message, after those that write its windows."""
         if transfer.rows == 1:
-            self._message(transfer, OUTPUT, transfer.windows[0].low, self._brought.by(transfer.windows[0]))
+            window = transfer.windows[0]
+            self._message(transfer, OUTPUT, window.low, self._writers.find(window))
             return
-        at, first = self._scratch, len(self._code)
-        for (low, high), where in self._pack_windows(transfer):
-            copy = Instruction(COPY, 0, 0, OUTPUT, low, SCRATCH, where, high - low)
-            self._add(copy, self._brought.by(Window(low, high)))
-        self._message(transfer, SCRATCH, at, tuple(range(first, len(self._code))))
+        start, first = self._scratch, len(self._code)
+        for (low, high), offset in self._pack_windows(transfer):
+            copy = Instruction(COPY, 0, 0, OUTPUT, low, SCRATCH, offset, high - low)
+            self._add(copy, self._writers.find(Window(low, high)))
+        self._message(transfer, SCRATCH, start, tuple(range(first, len(self._code))))
 
     def receive(self, transfer: _Transfer) -> None:
+        """Add the instructions of an incoming message."""
         if transfer.rows == 1:
             self._message(transfer, OUTPUT, transfer.windows[0].low, ())
             return
         message = len(self._code)
         self._message(transfer, SCRATCH, self._scratch, ())
-        for (low, high), where in self._pack_windows(transfer):
-            self._add(Instruction(COPY, 0, 0, SCRATCH, where, OUTPUT, low, high - low), (message,))
+        for (low, high), offset in self._pack_windows(transfer):
+            self._add(Instruction(COPY, 0, 0, SCRATCH, offset, OUTPUT, low, high - low), (message,))
 
     def _pack_windows(self, transfer: _Transfer) -> Iterator[tuple[Window, int]]:
         """The windows of a message, each with its offset in newly reserved scratch memory."""
@@ -175,75 +192,105 @@ class _Builder:
             yield window, self._scratch
             self._scratch += window.high - window.low
 
-    def _message(self, transfer: _Transfer, buffer: int, at: int, waits: tuple[int, ...]) -> None:
+    def _message(self, transfer: _Transfer, buffer: int, offset: int, waits: tuple[int, ...]) -> None:
+        """Add a message from or to `offset` of a buffer, after the instructions `waits`."""
         peer = self._peers.setdefault(transfer.host, len(self._peers))
         number = self._messages[transfer.outgoing, peer]
         self._messages[transfer.outgoing, peer] += 1
         nbytes = sum(high - low for low, high in transfer.windows)
         kind = SEND if transfer.outgoing else RECEIVE
-        self._add(Instruction(kind, peer, number, buffer, at, buffer, at, nbytes), waits)
+        self._add(Instruction(kind, peer, number, buffer, offset, buffer, offset, nbytes), waits)
 
-    def _add(self, row: Instruction, waits: tuple[int, ...]) -> None:
-        self._code.append(row)
+    def _add(self, instruction: Instruction, waits: tuple[int, ...]) -> None:
+        """Add an instruction, after the instructions `waits`."""
+        self._code.append(instruction)
         self._waits.append(waits)
 
 
-class _Brought:
-    """The instruction that writes each window. Windows do not overlap, because no host receives rows that it
-    has. An instruction precedes the sends of its window, also across moves."""
+class _Writers:
+    """The numbers of the instructions that write received windows.
 
-    def __init__(self, rows: Iterable[tuple[int, Window]]) -> None:
-        self._windows = sorted((*window, row) for row, window in rows)
+    Windows do not overlap, because no host receives rows that it has. An instruction precedes the sends of
+    its window, also across collectives.
 
-    def by(self, window: Window) -> tuple[int, ...]:
-        """The instructions that write any part of `window`."""
-        rows: list[int] = []
+    Args:
+        writers: the number of the instruction that writes each window.
+    """
+
+    def __init__(self, writers: Iterable[tuple[int, Window]]) -> None:
+        self._windows = sorted((*window, number) for number, window in writers)  # (low, high, number)
+
+    def find(self, window: Window) -> tuple[int, ...]:
+        """The instructions that write any part of `window`, in ascending order."""
+        numbers: list[int] = []
+        # The window before the first one that begins in `window` may reach into it.
         index = max(0, bisect.bisect_left(self._windows, (window.low, window.low, 0)) - 1)
         while index < len(self._windows) and self._windows[index][0] < window.high:
             if window.low < self._windows[index][1]:
-                rows.append(self._windows[index][2])
+                numbers.append(self._windows[index][2])
             index += 1
-        return tuple(sorted(rows))
+        return tuple(sorted(numbers))
 
 
 def _transfers(
     move: HostTransfer, index: int, rank: int, forms: Sequence[Form], piece: int
 ) -> list[_Transfer]:
-    blocks = [[w for form in forms for w in form.windows(parts)] for parts in move.parts]
+    """The messages of a host in a collective, in the order of rounds.
+
+    Args:
+        move: the collective.
+        index: its index among the collectives of the batch.
+        rank: the index of the host in `move.hosts`.
+        forms: the arrays of the slot.
+        piece: see `transfer_list`.
+    """
+    blocks = [[window for form in forms for window in form.windows(parts)] for parts in move.parts]
     lengths = [sum(window.high - window.low for window in block) for block in blocks]
     slices = min(MOST_SLICES, max(1, -(-max(lengths) // piece)))
     windows = [window for block in blocks for window in block]
     starts = [0, *itertools.accumulate(window.high - window.low for window in windows)]
     bounds = _bounds(lengths, slices)
     transfers: list[_Transfer] = []
-    for number, sends in enumerate(_program(move.kind, len(move.hosts), slices).rounds):
+    for round_number, sends in enumerate(_program(move.kind, len(move.hosts), slices).rounds):
         for send in sends:
             for outgoing, peer, low, high in transfers_of_rank(send, rank, bounds):
-                cut = _cut_windows(windows, starts, low, high)
-                transfers.append(_Transfer((number, index), outgoing, move.hosts[peer], cut))
+                pieces = _cut_windows(windows, starts, low, high)
+                transfers.append(_Transfer((round_number, index), outgoing, move.hosts[peer], pieces))
     return transfers
 
 
 @functools.lru_cache(maxsize=64)
 def _program(kind: Kind, ranks: int, slices: int) -> ChunkProgram:
+    """The chunk program of a collective, with `slices` chunks of each block."""
     return program(_ALGORITHM[kind], kind, ranks, slices=slices)
 
 
 def _bounds(lengths: Sequence[int], slices: int) -> Ints:
-    """The first byte of each chunk, for concatenated blocks of `lengths` bytes, each cut into `slices`."""
+    """The first byte of each chunk, then the total, i64 [blocks * slices + 1].
+
+    Args:
+        lengths: the bytes of each block; the blocks are concatenated.
+        slices: the number of chunks of each block.
+    """
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    inside = np.arange(slices, dtype=np.int64)
-    cuts = starts[:-1, None] + np.asarray(lengths, np.int64)[:, None] * inside // slices
+    numbers = np.arange(slices, dtype=np.int64)
+    cuts = starts[:-1, None] + np.asarray(lengths, np.int64)[:, None] * numbers // slices
     return np.append(cuts.reshape(-1), starts[-1])
 
 
 def _cut_windows(windows: Sequence[Window], starts: Sequence[int], low: int, high: int) -> tuple[Window, ...]:
-    """Bytes `low` to `high` - 1 of the concatenated `windows`, which begin at `starts`."""
+    """Bytes `low` to `high` - 1 of the concatenated `windows`, as windows of the slot.
+
+    Args:
+        windows: windows of the slot.
+        starts: the position of each window in the concatenation, then the total of bytes.
+        low, high: positions in the concatenation.
+    """
     pieces: list[Window] = []
-    at = bisect.bisect_right(starts, low) - 1
+    index = bisect.bisect_right(starts, low) - 1
     while low < high:
-        first = windows[at].low
-        end = min(high, starts[at + 1])
-        pieces.append(Window(first + low - starts[at], first + end - starts[at]))
-        low, at = end, at + 1
+        first = windows[index].low
+        end = min(high, starts[index + 1])
+        pieces.append(Window(first + low - starts[index], first + end - starts[index]))
+        low, index = end, index + 1
     return tuple(pieces)

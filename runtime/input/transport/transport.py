@@ -1,4 +1,4 @@
-"""The interface of carriers, which move rows between hosts.
+"""The interface of carriers, which move rows between hosts: `JaxCarrier` and `MpiCarrier` implement it.
 
 The process that leads its host calls the carrier for one batch after another, in order, once every part of
 that host is filled. The carrier moves rows in place, in the memory of the slot.
@@ -15,16 +15,16 @@ import numpy.typing as npt
 
 from commplan.input.work_partition import Division
 
-Bytes = npt.NDArray[np.uint8]
+Bytes = npt.NDArray[np.uint8]  # of any shape
 
 
 @dataclass(frozen=True)
 class RowSlices:
-    """One array of a slot.
+    """The bytes of one array of a slot, and their division into parts.
 
     Attributes:
         cells: u8 [copies, rows, bytes of a row], C-contiguous in the slot.
-        bounds: part p of the division has rows bounds[p] to bounds[p + 1] - 1 of every copy.
+        bounds: [parts + 1] row numbers. Part p has the rows bounds[p] to bounds[p + 1] - 1 of every copy.
     """
 
     cells: Bytes
@@ -34,12 +34,12 @@ class RowSlices:
 class RegroupedError(Exception):
     """Processes of other hosts died, and the plan continues without them.
 
-    Once the parts that are new on this host are filled, `carry` must be called again for batch `number`.
+    The caller fills the parts that are new on this host, and calls `carry` again for batch `number`.
 
     Attributes:
         number: the first batch that no host has completely.
-        division: the makers of its parts and those of all later batches (one process may make several parts);
-            parts and their bounds do not change.
+        division: the makers of the parts of this batch and all later ones. A process may make several parts.
+            The parts and their bounds have not changed.
     """
 
     def __init__(self, number: int, division: Division) -> None:
@@ -48,10 +48,12 @@ class RegroupedError(Exception):
 
 
 class Carrier(Protocol):
-    """Moves rows between hosts. division: the makers of parts, equal in all processes."""
+    """Moves rows between hosts."""
 
     @property
-    def division(self) -> Division: ...
+    def division(self) -> Division:
+        """The makers of parts, equal in all processes. May change in `carry` if processes have died."""
+        ...
 
     @property
     def by_caller(self) -> bool:
@@ -62,14 +64,14 @@ class Carrier(Protocol):
         self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
-        """Carry out `division.moves()` on the parcels of batch `number`. Waiting uses no CPU.
+        """Carry out `division.moves()` on the arrays of batch `number`. Waiting uses no CPU.
 
         Returns when this host has all parts and the memory may be read.
 
         Args:
-            number: the batch.
+            number: the number of the batch.
             parcels: the arrays of its slot.
-            before: the parcels of batch `number` - 1, which this host has completely, for hosts that lack it
+            before: the arrays of batch `number` - 1, which this host has completely, for hosts that lack it
                 after a death; empty for the first batch.
             count: the number of the batch in errors (see `EpochCursor.count`).
             is_wanted: returns whether a process of this host waits for the batch. Only this time counts for
@@ -78,11 +80,14 @@ class Carrier(Protocol):
         Raises:
             RegroupedError: if parts move to another host.
             CommplanError: for any other failure.
+            ClosedError: after `stop` (`observe.wait_log`).
         """
         ...
 
     def stop(self) -> None:
-        """Make a `carry` in progress raise `ring.ClosedError` soon. May be called from any thread."""
+        """Make a `carry` in progress, and later ones, raise ClosedError soon. Any thread may call this."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Stop, and free the resources. May be called twice."""
+        ...
