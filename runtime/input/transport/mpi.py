@@ -209,8 +209,8 @@ class MpiCarrier:
         """Bring the speakers of a new team to the same batch.
 
         They exchange their batch numbers, broadcast the batch that some hosts have completed to those that
-        have not, and compute the new division. Hosts differ by one batch at most: none finishes a batch before
-        all have finished the one before.
+        have not, and compute the new division. Hosts differ by one batch at most: none finishes a batch
+        before all have finished the one before.
 
         Returns:
             Whether this host received batch `number` by the broadcast.
@@ -284,8 +284,8 @@ class MpiCarrier:
     def _waits(self, waited: float, rank: int) -> None:
         """Check the other hosts during a wait. The engine calls this repeatedly.
 
-        After the timeout, each host reports to the others for which host it waits. From these reports, all raise
-        an error that names the silent host.
+        After the timeout, each host reports to the others for which host it waits. From these reports, all
+        raise an error that names the silent host.
 
         Args:
             waited: seconds since the last progress.
@@ -380,7 +380,7 @@ class MpiCarrier:
         )
 
     def _fail(self, code: str, message: str, *notes: str) -> NoReturn:
-        """Raise an error with the plan line and this process. `close` reports the first one to other hosts."""
+        """Raise an error with the plan line and this process. `close` sends the first one to the others."""
         blame, hosts = self._blame, self.division.hosts
         cause = f"host {hosts[self._process]} failed: {message}" if code == "CP0938" else message
         self._cause = self._cause or f"{code} {cause}"
