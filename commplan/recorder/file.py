@@ -76,7 +76,7 @@ class Details(NamedTuple):
         dtype: The dtype of the buffer; `-` in a lane.
         root: The position of the root along `axes`, or the distance of a `shift`; 0 for other kinds.
         opens: The phase whose first collective this is; else empty. Its runs are the runs of the phase.
-        axes: The mesh axes along which its ranks lie; empty in a lane.
+        axes: The mesh axes along which its ranks communicate; empty in a lane.
     """
 
     kind: str
@@ -127,7 +127,8 @@ class Call(NamedTuple):
 
     Attributes:
         text: Its description.
-        seconds: When it was first observed: seconds since 1970, or on `time.monotonic` where that is stated.
+        seconds: When it was first observed, in seconds since 1970. Some functions state that it is on
+            `time.monotonic` instead.
         stack: Its Python stack in one line, innermost frame first; empty if unknown.
     """
 
@@ -340,7 +341,7 @@ def start_recording(
 ) -> Recording | None:
     """Create a record, on which `Recording.remove` is called at the end of this process.
 
-    Args: see `Recording`.
+    For the arguments, see `Recording`.
 
     Returns:
         The record; None, with a RuntimeWarning, if it cannot be created.

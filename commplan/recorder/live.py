@@ -67,7 +67,7 @@ class Live(NamedTuple):
         ends: 1 if a verdict ends operations, see `on_hang` of `Program.bind`; else 0.
         compares: The time since which the rank waits for others to compare a step; 0 if it does not wait.
         comparison: The progress in steps that are compared, see `position`; 0 before.
-        group: The axes along which the ranks lie that compare, see `put_comparison`.
+        group: The axes along which ranks compare steps, see `put_comparison`.
         asks: The time at which a step failed, for a reason that other processes may have caused; 0 before.
         beat: The time at which the thread that records the ends of steps last ran; 0 if there is none.
         answered: The time at which the sidecar last found no other process that explains the failure at
@@ -202,7 +202,7 @@ def put_comparison(
         recording: The record of the process.
         comparison: A result of `position`.
         since_s: Since when it waits for others to compare, on `time.monotonic`; None if it does not wait.
-        group: The axes of the record along which the ranks lie that make the calls: bit 0 for its first axis.
+        group: The axes of the record along which ranks make the calls together: bit 0 for its first axis.
         is_ahead: Whether the call is traced, compiled or compared.
     """
     since_ns = 0 if since_s is None else int(since_s * 1e9)

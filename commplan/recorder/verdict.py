@@ -453,7 +453,7 @@ def listed(who: str, numbers: Sequence[int]) -> str:
     Args:
         who: The noun for a rank, in the singular.
         numbers: The ranks, at least one. Three or more consecutive ones are a range. After `_LISTED` groups
-            of consecutive ranks, only the number of the others is given.
+            of consecutive ranks, the text has only the number of the others.
     """
     ranges = [
         [number for _, number in group]

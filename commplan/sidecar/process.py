@@ -101,7 +101,7 @@ class AttendedProcess:
                 self.line.send(b"stack")
 
     def say(self, text: str) -> None:
-        """Print `text` to its standard error, if that is open. The rest is dropped if nobody reads a pipe."""
+        """Print `text` to its standard error, if that is open. If a pipe is not read, the rest is dropped."""
         if self.errors < 0:
             return
         data, poll = memoryview(text.encode()), select.poll()

@@ -49,7 +49,7 @@ class OverdueCalls:
         """Check the calls of threads, and log a warning about a long one. Called repeatedly during a wait.
 
         Raises:
-            CommplanError: CP0926 if one of `threads` has been seen in the same call for `bound_s` seconds.
+            CommplanError: CP0926 if one of `threads` was in the same call at all checks for `bound_s` seconds.
         """
         now = time.monotonic()
         call, begun = self._oldest(threads, now)
@@ -61,7 +61,7 @@ class OverdueCalls:
             log_warning("%s", self._describe(call, now - begun))
 
     def oldest(self, threads: Sequence[threading.Thread]) -> RecordedCall | None:
-        """The call in which one of `threads` has been seen for the longest time; None if none is in a call.
+        """The call in which one of `threads` has been for the longest time; None if none is in a call.
 
         Called repeatedly. The `seconds` of the result are on `time.monotonic`.
         """
