@@ -322,6 +322,7 @@ def uncaught() -> BaseException | None:
 
 
 def _ending() -> str:
+    """The predicate of a message about the end of this process, see `Record.ended`."""
     error = uncaught()
     return f"has ended with {f'{type(error).__name__}: {error}'.splitlines()[0]}" if error else "has ended"
 

@@ -104,6 +104,7 @@ class Lane:
             self._put(ROUND, name, operation, 0, 2 * rank)
 
     def _put(self, kind: int, name: int, operation: int, runs: int, detail: int) -> None:
+        """Write an event of kind `kind` (see `file.Event`) to the ring. The caller holds the lock."""
         memory, head = self.recording.memory, self._head
         place = EVENTS + head % CAPACITY * EVENT.size
         EVENT.pack_into(memory, place, time.monotonic_ns(), kind, name, operation, runs, detail)

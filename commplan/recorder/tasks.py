@@ -89,6 +89,7 @@ def tasks_of(records: Iterable[Record], shift: Callable[[Record], float], latest
 
 
 def _tasks(record: Record, shift: float, latest: float) -> Iterator[Task]:
+    """The tasks of one record, with `shift` seconds added to its times."""
     ends = {event.operation: event for event in record.events if event.kind in (END, FAILED)}
     for event in record.events:
         if event.kind == BEGIN and event.details is not None:

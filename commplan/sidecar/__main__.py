@@ -37,6 +37,7 @@ class Sidecar:
     Attributes:
         address: The address of this sidecar for other sidecars.
         observer: The watched jobs; None before the first one.
+        selector: Calls the function for each socket and process that has an event.
         running: The connected processes that have not ended.
         unreported: By job with a running process, the processes that have died without a report.
         news: The processes that have ended and are not evaluated yet, in order of their end.

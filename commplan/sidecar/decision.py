@@ -117,8 +117,7 @@ class HangDetector:
 
         # Select the wait that is evaluated.
         source, is_process = _source(waiting, states), self._table.who == "process"
-        waiter, ends, compares = source.rank, bool(source.live.ends), source.live.is_comparing
-        bound = source.live.bound_s
+        waiter, compares, bound = source.rank, source.live.is_comparing, source.live.bound_s
         if not compares and not is_process:  # a rank that compares a step may still execute an earlier one
             states = {
                 rank: state._replace(waits=tuple(wait for wait in state.waits if wait.where != COMPARISON))
@@ -160,21 +159,44 @@ class HangDetector:
             if states[waiter].idle_s >= usual:
                 self._notice(verdict, states, source)
             return
+        if self._read_stacks(verdict, states, now):
+            self._report(verdict, states, source, usual, now)
 
-        # The stacks of blocking ranks are part of the message. If a process does not answer, a thread of it
-        # holds the interpreter's lock. Then a signal handler writes its stack.
+    def _read_stacks(self, verdict: Verdict, states: dict[int, RankState], now: float) -> bool:
+        """Add the stacks of blocking ranks on this host to `states`, for the message.
+
+        If a process does not answer, a thread of it holds the interpreter's lock. Then a signal handler
+        writes its stack.
+
+        Returns:
+            False if a process may still answer. The next evaluation is soon.
+        """
         idle = [n for n, state in states.items() if state.condition == "alive" and not state.waits]
         shown = [n for n in [*verdict.reasons][:SHOWN] if n in idle or verdict.kind == "apart"]
         silent = [*{each.rank: each for each in self._table if each.rank in shown}.values()]
         silent = [each for each in silent if not states[each.rank].stack]
         if any(each.process.queried_at and now < each.process.queried_at + _STACK_S for each in silent):
             self._again = now + _CONFIRM_S
-            return
+            return False
         for each in silent:
             stack = main_stack(each.path) or "an unknown line"
             states[each.rank] = states[each.rank]._replace(stack=f"{stack}; {_HELD}")
+        return True
 
-        # Write the verdict, or print it if the job continues to wait.
+    def _report(
+        self, verdict: Verdict, states: Mapping[int, RankState], source: OpenRecord, usual: float, now: float
+    ) -> None:
+        """Write a confirmed verdict, or print it if operations continue to wait.
+
+        Args:
+            verdict: The verdict on the wait of `source`.
+            states: The states of all known ranks.
+            source: The record of the waiting rank.
+            usual: Seconds after which its wait counts as slow.
+            now: The time.
+        """
+        waiter, ends, compares = source.rank, bool(source.live.ends), source.live.is_comparing
+        late_s = max(usual, source.live.busy_s)
         text, line = described(verdict, states, self._table.who, waiter), states[waiter].waits[0].where
         if verdict.kind == "busy":
             is_excused = any(states[rank].is_excused for rank in verdict.reasons)

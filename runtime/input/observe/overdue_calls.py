@@ -49,7 +49,7 @@ class OverdueCalls:
         """Check the calls of threads, and log a warning about a long one. Called repeatedly during a wait.
 
         Raises:
-            CommplanError: CP0926 if one of `threads` was in the same call at all checks for `bound_s` seconds.
+            CommplanError: CP0926 if one of `threads` was in the same call in all checks for `bound_s`.
         """
         now = time.monotonic()
         call, begun = self._oldest(threads, now)

@@ -102,6 +102,7 @@ class Serial:
             return self.dataset[index]
 
     def _several(self, indices: list[int]) -> Sequence[Any]:
+        """The method `__getitems__`, if the data set has one."""
         with self._lock:
             return self._many(indices) if self._many else [self.dataset[index] for index in indices]
 
@@ -212,6 +213,7 @@ class ColumnSource:
         return self._of(self.rows.one(index))
 
     def _several(self, indices: list[int]) -> list[Any]:
+        """The method `__getitems__`, if the data set has one."""
         return [self._of(row) for row in self.rows.several(indices)]
 
     def _of(self, row: Any) -> Any:

@@ -212,7 +212,7 @@ class Workers:
                     raise error from None
                 self.meter.restarted()
                 continue
-            self._book(done, state, before, low, high)
+            self._apply(done, state, before, low, high)
             return
 
     # --- called by producers ---
@@ -260,7 +260,7 @@ class Workers:
             raise RuntimeError("a batch is in memory that is not shared with worker processes")
         return Cells(memory, offset, array.shape, array.strides, array.dtype)
 
-    def _book(self, done: _worker.Done, state: FlowState, before: bool, low: int, high: int) -> None:
+    def _apply(self, done: _worker.Done, state: FlowState, before: bool, low: int, high: int) -> None:
         """Apply the results and costs of a block, and raise its error, if any."""
         state.valid[:, low:high] = np.frombuffer(done.valid, bool).reshape(len(state.valid), high - low)
         for key, usage in done.spent:
