@@ -178,7 +178,8 @@ def blame(records: Sequence[Record], ask: Callable[[Record], str] = lambda recor
 def ranks_of(records: Sequence[Record]) -> tuple[Rank, ...]:
     """The progress of each rank in `records`, in rank order. Reads the states of processes from `/proc`."""
     ordered = sorted(records, key=lambda record: (record.rank, record.lane))
-    return tuple(_rank(list(group)) for _, group in groupby(ordered, lambda record: record.rank))
+    by_rank = groupby(ordered, lambda record: record.rank)
+    return tuple(_rank(list(rank_records)) for _, rank_records in by_rank)
 
 
 def missing_ranks(ranks: int, recorded: Set[int]) -> tuple[int, ...]:

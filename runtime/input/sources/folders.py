@@ -251,12 +251,12 @@ def _names(root: str, recursive: bool) -> Iterator[str]:
     visited: set[str] = set()
     while stack:
         inside = stack.pop()
-        folder = os.path.join(root, inside)  # noqa: PTH118
-        real = os.path.realpath(folder)
+        path = os.path.join(root, inside)  # noqa: PTH118
+        real = os.path.realpath(path)
         if real in visited:
             continue
         visited.add(real)
-        with os.scandir(folder) as entries:
+        with os.scandir(path) as entries:
             for entry in entries:
                 name = os.path.join(inside, entry.name)  # noqa: PTH118
                 if entry.name.startswith("."):

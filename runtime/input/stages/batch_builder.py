@@ -210,7 +210,7 @@ class BatchBuilder:
         Args:
             parts: the indices of the parts. Several parts are cheap: they are one task per flow.
             moved: the arrays of the slot.
-            divisions: the divisions of the flows with shared values.
+            divisions: the divisions of the flows with shared values, by the index of the flow.
         """
         self.moved = moved
         tasks: list[list[Task]] = [[] for _ in self.states]
@@ -303,23 +303,23 @@ class BatchBuilder:
                 if tasks[index] and any(read.source in names for read in state.flow.reads)
             ]
             if len(reading) > 1 and len({len(tasks[index]) for index in reading}) == 1:
-                blocks = zip(*(tasks[index] for index in reading), strict=True)
-                tasks[reading[0]] = [functools.partial(_in_turn, block) for block in blocks]
+                by_block = zip(*(tasks[index] for index in reading), strict=True)
+                tasks[reading[0]] = [functools.partial(_in_turn, block_tasks) for block_tasks in by_block]
                 for index in reading[1:]:
                     tasks[index] = []
         return [task for flow_tasks in tasks for task in flow_tasks]
 
     def _tasks(self, state: FlowState, before: bool, low: int, high: int) -> list[Task]:
         """Tasks that run rows low..high - 1 of a flow, in blocks. For the arguments, see `block`."""
-        workers, step = self.maker.workers, self.maker.block
+        workers, size = self.maker.workers, self.maker.block
         run = self.block if workers is None else functools.partial(workers.run, cast("Any", self))
         return [
-            functools.partial(run, state, before, start, min(start + step, high))
-            for start in range(low, high, step)
+            functools.partial(run, state, before, start, min(start + size, high))
+            for start in range(low, high, size)
         ]
 
     def block(self, state: FlowState, before: bool, low: int, high: int) -> None:
-        """Run rows low..high - 1 of a flow through its stages before or after the transfer."""
+        """Run rows low..high - 1 of a flow through its stages, `before` or after the transfer."""
         # The inputs: shared values. The outputs: rows of the slot or of the batch.
         program, flow = self.maker.program, state.flow
         computed: dict[Ref, dict[Coords, Sequence[Record]]] = {}
@@ -338,9 +338,9 @@ class BatchBuilder:
         caches = self.maker.caches
         missing = {} if caches is None else caches.missing(ops, targets, state.records, low, high)
         for op in ops:  # once for each combination of members for which its results differ
-            names = [ref for ref in results(op) if ref in program.elements]
-            axes = program.copies[names[0]]
-            computed.update({ref: {} for ref in names})
+            refs = [ref for ref in results(op) if ref in program.elements]
+            axes = program.copies[refs[0]]
+            computed.update({ref: {} for ref in refs})
             for coords in program.variants(axes):
                 inputs = [
                     host_batch.variant_of(computed[ref], program.copies[ref], axes, coords, program)
@@ -349,13 +349,15 @@ class BatchBuilder:
                 if isinstance(op, Share):
                     computed[op.result][coords] = inputs[0]
                     continue
-                rows = [next((a for c, a in destinations.get(ref, ()) if c == coords), None) for ref in names]
+                arrays = [
+                    next((a for c, a in destinations.get(ref, ()) if c == coords), None) for ref in refs
+                ]
                 named = dict(zip(axes, coords, strict=True))
                 columns = self._run(
-                    state, op, named, low, high, inputs, rows, ahead=names[0] in chained,
-                    needed=missing.get(names[0]),
+                    state, op, named, low, high, inputs, arrays, ahead=refs[0] in chained,
+                    needed=missing.get(refs[0]),
                 )  # fmt: skip
-                for ref, column in zip(names, columns, strict=True):
+                for ref, column in zip(refs, columns, strict=True):
                     computed[ref][coords] = column
         # Results that no stage wrote in place.
         for ref, copies in targets.items():

@@ -391,5 +391,5 @@ def opened_caches(
         return {}
     from commplan.runtime.input.cache.record_cache import caches  # noqa: PLC0415  memory that few need
 
-    stages = cast("Any", stage_of)  # pyright sees the linked package as a different one
-    return caches(program, stages, bound, functions)
+    # pyright takes the linked package for another one, with other types.
+    return caches(program, cast("Any", stage_of), bound, functions)
