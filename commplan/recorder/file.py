@@ -88,7 +88,7 @@ class Details(NamedTuple):
     axes: tuple[str, ...]
 
     def text(self) -> str:
-        """Return the recorded form, truncated to 100 bytes so that a position fits before it in a name."""
+        """Return the recorded form: seven words, truncated to 100 of the 127 bytes of a name."""
         start = f"{self.kind} {self.algorithm} {self.nbytes} {self.dtype} {self.root}"
         return f"{start} {self.opens or '-'} {','.join(self.axes)}".encode()[:100].decode(errors="ignore")
 
@@ -212,7 +212,7 @@ class Recording:
         path: The file.
         memory: The mapped file, `SIZE` bytes.
         process: The number of the process that created it. A forked child has another one.
-        progress: The step and the wait that were last written, see `JointCalls`.
+        progress: The step and the wait that were last written, see `JointCalls`; None before.
 
     Args:
         job: A word in the name of the file, equal on all ranks of the job, without dots and hyphens.

@@ -37,7 +37,7 @@ from commplan.recorder.file import (
 # - serve: a server has received a part of a request, and has not answered all of it.
 Kind = Literal["make", "wait", "request", "serve"]
 _INTEGER = struct.Struct("<q")  # a number in the header
-_WHERE = 90  # maximum characters of a position, which leaves room for the details in a name of `NAME` bytes
+_WHERE = 90  # maximum characters of a position: 36 bytes of a name are left for the details
 
 
 class Lane:
