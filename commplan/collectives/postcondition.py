@@ -1,10 +1,9 @@
 """The postconditions of collectives, as data, and lower bounds of their costs.
 
-Before the first round, some slots hold a contribution of their rank, all others nothing. After the last
+Before the first round, some slots hold a contribution of their rank, and the others are empty. After the last
 round, some slots must hold every contribution to their chunk exactly once; the content of the others is
 undefined. In reductions, every rank contributes to every chunk. In other collectives each chunk has one
-source, and the result is a copy of its contribution. In a swap, every slot of every rank has a different
-source.
+source, and the result is a copy of its contribution. In a swap, every slot of a rank has a different source.
 """
 
 from __future__ import annotations
@@ -21,11 +20,22 @@ from commplan.collectives.program import NO_TARGETS, Bools, ChunkProgram, Ints, 
 from commplan.diagnostics import fail
 from commplan.ir.collective_kinds import BLOCKED
 
+# The maximum number of slots, ranks times chunks, of the arrays in this module: 64 MiB for a `Bools` array.
 SLOTS = 2**26
 
 
 class Holders(enum.Enum):
-    """The ranks of a collective, or places of a level, that hold a chunk."""
+    """The ranks of a collective, or the places of a level of a hierarchy, that hold a chunk.
+
+    The values are texts for proofs.
+
+    Attributes:
+        ALL: All of them.
+        OWN: The rank whose block the chunk belongs to.
+        ROOT: The root.
+        FOR: In a swap, the sender: each rank has a block for each destination.
+        FROM: In a swap, the receiver: each rank has a block from each source.
+    """
 
     ALL = "all places"
     OWN = "the owner of the part"
@@ -34,7 +44,7 @@ class Holders(enum.Enum):
     FROM = "each place the blocks of the others for it"
 
 
-# The holders of a chunk before and after a collective.
+# By kind, the holders of a chunk before and after the collective.
 HOLDERS: dict[Kind, tuple[Holders, Holders]] = {
     "all_reduce": (Holders.ALL, Holders.ALL),
     "reduce_scatter": (Holders.ALL, Holders.OWN),
@@ -48,11 +58,12 @@ HOLDERS: dict[Kind, tuple[Holders, Holders]] = {
 
 
 class Postcondition(NamedTuple):
-    """The initial and final contents of slots, both [ranks, chunks].
+    """The initial and final contents of slots, as two masks of shape [ranks, chunks].
 
     Attributes:
-        starts: `starts[r, c]`: rank r begins with a contribution to chunk c.
-        ends: `ends[r, c]`: rank r must end with the contributions of all r' with `starts[r', c]` to chunk c.
+        starts: `starts[r, c]` is whether rank r begins with a contribution to chunk c.
+        ends: `ends[r, c]` is whether rank r must end with the contributions to chunk c of all ranks r' with
+            `starts[r', c]`.
     """
 
     starts: Bools
@@ -60,10 +71,19 @@ class Postcondition(NamedTuple):
 
 
 def postcondition(kind: Kind, n: int, chunks: int, root: int = 0, *, few: int | None = None) -> Postcondition:
-    """The postcondition of `kind`; `chunks` is a multiple of `n` if every rank has a block.
+    """The postcondition of a collective.
 
-    The result covers the first `few` chunks, or all if it is None. Raises CP0737 if it would have more than
-    `SLOTS` slots.
+    For a swap both masks are all True; `sources` and `targets` have the blocks.
+
+    Args:
+        kind: The collective.
+        n: The number of ranks.
+        chunks: The number of chunks, a multiple of `n` if every rank has a block.
+        root: The root, if `kind` has one; else it is ignored.
+        few: The number of leading chunks that the result covers; None for all.
+
+    Raises:
+        CommplanError: CP0737 if the result would have more than `SLOTS` slots.
     """
     columns = chunks if few is None else few
     _check_slots(n, columns)
@@ -81,14 +101,18 @@ def postcondition(kind: Kind, n: int, chunks: int, root: int = 0, *, few: int | 
 
 
 def sources(program: ChunkProgram, few: int | None = None) -> Ints:
-    """The source of the content that each slot must end with, for a collective that copies.
+    """The rank whose contribution each slot must end with, for a collective that copies.
 
     Args:
-        program: The program.
-        few: As in `postcondition`; not for a swap.
+        program: The program. Its kind is not a reduction.
+        few: As in `postcondition`; ignored for a swap.
 
     Returns:
-        Ranks, [ranks, chunks] for a swap, else [1, chunks]. Only slots in the postcondition are meaningful.
+        For a swap, [ranks, chunks]. Otherwise the sources do not depend on the rank: [1, chunks], or
+        [1, few]. They apply to the slots in `Postcondition.ends`.
+
+    Raises:
+        CommplanError: CP0737 as `postcondition` does, if `program` is not a swap.
     """
     if program.kind == "swap":
         return np.repeat(program.sources, program.chunks // program.ranks, axis=1)
@@ -97,9 +121,18 @@ def sources(program: ChunkProgram, few: int | None = None) -> Ints:
 
 
 def targets(kind: Kind, sizes: Sequence[int]) -> Ints:
-    """`ChunkProgram.targets` for ranks counted level by level, with the innermost level first and fastest.
+    """The value of `ChunkProgram.targets` for a program over levels.
 
-    Raises CP0737 as `postcondition` does.
+    Args:
+        kind: The collective.
+        sizes: The number of ranks at each level, innermost first; the innermost varies fastest in a rank.
+
+    Returns:
+        For a swap, the destination of the initial block of each slot of each rank, [ranks, ranks]; else
+        `NO_TARGETS`.
+
+    Raises:
+        CommplanError: CP0737 if a swap has more than `SLOTS` slots.
 
     >>> targets("swap", [3]).tolist()
     [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
@@ -110,10 +143,12 @@ def targets(kind: Kind, sizes: Sequence[int]) -> Ints:
         return NO_TARGETS
     _check_slots(math.prod(sizes), math.prod(sizes))
     rank = distance = ranks(math.prod(sizes))
-    table, step = np.zeros((len(rank), len(rank)), np.int64), 1
+    table = np.zeros((len(rank), len(rank)), np.int64)
+    stride = 1  # the difference between ranks that are adjacent at the level
     for size in sizes:
-        table += (rank[:, None] + distance) % size * step
-        rank, distance, step = rank // size, distance // size, step * size
+        # Places are added level by level, without carry to the next level.
+        table += (rank[:, None] + distance) % size * stride
+        rank, distance, stride = rank // size, distance // size, stride * size
     return table
 
 
@@ -124,12 +159,18 @@ def _check_slots(n: int, chunks: int) -> None:
 
 
 def lower_bounds(kind: Kind, n: int) -> tuple[int, Fraction]:
-    """Lower bounds of rounds, and of the fraction of S that some rank must send or receive.
+    """Lower bounds of the number of rounds, and of the fraction of S that the busiest rank transfers.
 
-    Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice, and experience"
-    (2007), table I. The number of ranks reached by one rank at most doubles per round, so data takes
-    ceil(log2 n) rounds to reach all. A root sends or receives everything that it does not keep. A reduced
-    chunk requires receiving n - 1 chunks, and sending the result to n - 1 ranks.
+    S is the bytes of the buffer, or of all blocks if every rank has one. A rank transfers the larger of the
+    bytes that it sends and the bytes that it receives.
+
+    The number of ranks that have data of one rank at most doubles per round, so data takes ceil(log2 n)
+    rounds to reach all. A root sends or receives everything that it does not keep. To reduce a chunk on all
+    ranks, n - 1 chunks must be received, and the result must be sent to n - 1 ranks.
+
+    References:
+        Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice, and
+        experience" (2007), table I.
     """
     if n == 1:
         return 0, Fraction(0)

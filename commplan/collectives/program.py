@@ -1,4 +1,4 @@
-"""Chunk programs.
+"""Chunk programs: the notation of collective algorithms, and the interface of a module that defines one.
 
 The buffer of a collective is divided into `chunks` parts, and every rank has a slot for each. An algorithm is
 a sequence of rounds, and a round is a set of transfers: `src` sends the content of `chunk` before the round
@@ -10,7 +10,7 @@ rank r begins with r's block for rank r + d and ends with the block of rank r - 
 computed level by level; `ChunkProgram.targets` has the destination of the initial block of each slot.
 
 In a round, a slot receives at most one transfer. A rank may send to several ranks and receive from several.
-All transfers of a round from one rank to another form one message, with several runs of chunks.
+All transfers of a round from one rank to another form one message, with one or more runs of chunks.
 
 Rounds are functions of the rank. Evaluated for all ranks at once, they are NumPy arrays with one entry per
 transfer.
@@ -28,15 +28,18 @@ import numpy.typing as npt
 
 from commplan.ir.collective_kinds import BLOCKED
 
+# The collectives of chunk programs. The kinds of a schedule are `ir.ops.collective.CollectiveKind`.
 Kind = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "scatter", "gather", "swap"
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
-# The buffer consists of one block per rank; in `BLOCKED`, that of rank r is chunks r*c to (r+1)*c - 1 of n*c.
+# The kinds whose buffer consists of one block per rank. With n ranks and n*c chunks, the block of rank r is
+# chunks r*c to (r+1)*c - 1. In a swap, these chunks are the block of slot r.
 IN_BLOCKS = (*BLOCKED, "swap")
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+# `ChunkProgram.targets` of a program that is not a swap.
 NO_TARGETS = np.zeros((0, 0), np.int64)
 
 
@@ -44,7 +47,12 @@ NO_TARGETS = np.zeros((0, 0), np.int64)
 class Send:
     """Transfers of one round, one for each index of the arrays, which have equal lengths.
 
-    `src` sends chunks `chunk` to `chunk + count - 1`, which do not wrap around, to the same slots of `dst`.
+    Attributes:
+        src: The sending rank of each transfer.
+        dst: The receiving rank.
+        chunk: The first chunk, and the slot in which it is received.
+        count: The number of consecutive chunks, at least 1. A run does not wrap around the end of the buffer.
+        reduce: Whether receivers add the chunks to their slots; otherwise they store them.
     """
 
     src: Ints
@@ -59,8 +67,18 @@ class Rotation:
     """Transfers of one round that are the same on all ranks, in a program with as many chunks as ranks.
 
     Rank r sends chunks `r + first` to `r + first + length - 1` to rank `r + step`, all modulo `ranks`. The
-    columns of the equivalent `Send` are computed on access, so that a round needs no memory per rank. A run
-    of chunks that wraps around becomes two transfers.
+    columns of the equivalent `Send` (`src`, `dst`, `chunk`, `count`) are computed on access, so that a round
+    needs no memory per rank. A run of chunks that wraps around becomes two transfers.
+
+    Attributes:
+        ranks: The number of ranks, which is the number of chunks.
+        step: The distance from the sender to the receiver; may be negative, but is no multiple of `ranks`.
+        first: The first chunk that rank 0 sends; may be negative.
+        length: The number of chunks that each rank sends, 1 to `ranks`.
+        reduce: Whether receivers add the chunks to their slots; otherwise they store them.
+
+    Raises:
+        ValueError: If `step` or `length` is out of range.
     """
 
     ranks: int
@@ -92,6 +110,7 @@ class Rotation:
 
     @property
     def _starts(self) -> Ints:
+        """The first chunk that each rank sends."""
         return (ranks(self.ranks) + self.first) % self.ranks
 
     @property
@@ -100,21 +119,26 @@ class Rotation:
         return np.flatnonzero(self._starts + self.length > self.ranks)
 
 
+# Transfers of one round for all ranks, as functions of the rank.
 Family = Send | Rotation
+# The transfers of a round are those of all its families.
 Round = tuple[Family, ...]
 
 
 class RoundSequence(NamedTuple):
-    """The result of an algorithm for n ranks and root 0: the number of chunks, and the rounds.
+    """The result of an algorithm for n ranks, with root 0 except in `hierarchical.composed`.
 
-    Kinds in `IN_BLOCKS` have as many chunks as ranks. Rounds are generated lazily and can be iterated over
-    once.
+    Attributes:
+        chunks: The number of chunks; n for kinds in `IN_BLOCKS`.
+        rounds: The rounds. They may be generated lazily, so they can be iterated over only once. Sends
+            without transfers and empty rounds are allowed (`transform.drop_empty`).
     """
 
     chunks: int
     rounds: Iterable[Round]
 
 
+# For each supported collective, a function from the number of ranks to the rounds.
 Programs = Mapping[Kind, Callable[[int], RoundSequence]]
 
 
@@ -123,20 +147,21 @@ class AlgorithmFile(Protocol):
 
     @property
     def PROGRAMS(self) -> Programs:  # noqa: N802
-        """For each supported collective, a function from the number of ranks to its rounds."""
+        """For each supported collective, a function from the number of ranks, 1 or more, to its rounds."""
         ...
 
     @property
     def formula(self) -> Callable[[Kind, int], tuple[int, Fraction]]:
         """A function from kind and n to the number of rounds and the fraction of S on the busiest rank.
 
-        The fraction is the maximum over sending and receiving.
+        S is the bytes of the buffer. The fraction is the maximum over ranks of the bytes that a rank sends
+        or receives, whichever are more, divided by S.
         """
         ...
 
 
 def ranks(n: int) -> Ints:
-    """The ranks 0 to n-1, the argument of functions that define rounds."""
+    """The ranks 0 to n-1 as an array [n]: the usual first argument of `send`."""
     return np.arange(n, dtype=np.int64)
 
 
@@ -154,15 +179,18 @@ def send(
     reduce: bool = False,
     where: Bools | None = None,
 ) -> Send:
-    """The transfers of all ranks in one round.
+    """Build a `Send` from functions of the rank.
+
+    The first four arguments are broadcast against each other; each element is one transfer.
 
     Args:
         rank: The senders.
-        to: The receiver of each transfer.
-        chunk: The first chunk.
-        count: The number of chunks.
-        reduce: Whether receivers add the chunks.
-        where: A mask of the transfers to keep.
+        to: The receivers.
+        chunk: The first chunk of each transfer.
+        count: The number of consecutive chunks of each transfer.
+        reduce: Whether receivers add the chunks instead of storing them.
+        where: A mask, in the broadcast shape, of the transfers to keep; None keeps all. Other elements may
+            be out of range.
     """
     columns = np.broadcast_arrays(rank, to, chunk, count)
     src, dst, first, many = (np.asarray(column, np.int64).ravel() for column in columns)
@@ -173,10 +201,17 @@ def send(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ChunkProgram:
-    """A chunk program for `ranks` ranks. `name` is its name in a `via` clause.
+    """A chunk program.
 
-    `targets` [ranks, ranks] is, for a swap, the destination of the initial block of each slot of each rank, a
-    Latin square.
+    Attributes:
+        name: The name of the algorithm, as in a `via` clause.
+        kind: The collective.
+        ranks: The number of ranks.
+        chunks: The number of chunks; a multiple of `ranks` for kinds in `IN_BLOCKS`.
+        rounds: The rounds, in order.
+        root: The rank that has or receives the whole buffer; meaningless for a kind without a root.
+        targets: For a swap, the destination of the initial block of each slot of each rank, [ranks, ranks],
+            a Latin square; else `NO_TARGETS`.
     """
 
     name: str

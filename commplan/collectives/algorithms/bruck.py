@@ -25,22 +25,27 @@ from commplan.collectives.transform import reversed_rounds
 
 
 def all_gather(n: int) -> Iterator[Round]:
-    """After k rounds rank r has the 2**k blocks from its own on, and sends them 2**k ranks back."""
+    """After k rounds rank r has blocks r to r + 2**k - 1, and sends them to rank r - 2**k, all modulo `n`.
+
+    In the last round it sends only the blocks that the receiver lacks.
+    """
     for distance in (1 << k for k in range(log2_up(n))):
         yield (Rotation(n, -distance, 0, min(distance, n - distance)),)
 
 
 def swap(n: int) -> Iterator[Round]:
-    """Slot d moves d ranks: in round k, slots whose distance has bit k move by 2**k."""
+    """The block in slot d moves d ranks: in round k by 2**k, if bit k of d is set."""
     r, slot = ranks(n), ranks(n)
     for k in range(log2_up(n)):
         distance = 1 << k
+        # Slots with bit k set form runs of 2**k slots; the last run may be shorter.
         first = slot[(slot & distance != 0) & (slot % distance == 0)]
         count = np.minimum(distance, n - first)
         yield (send(r[:, None], ((r + distance) % n)[:, None], first, count),)
 
 
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
+    """The number of rounds, and the fraction of S that the busiest rank sends or receives."""
     if kind == "swap":
         return log2_up(n), Fraction(sum(distance.bit_count() for distance in range(n)), n)
     return log2_up(n), Fraction(n - 1, n)

@@ -6,10 +6,10 @@ Rabenseifner, "Optimization of collective reduction operations" (2004). With n r
     reduce_scatter     ceil(log2 n) rounds, a rank sends  (n-1)/n S
     all_gather         ceil(log2 n) rounds, a rank sends  (n-1)/n S
 
-The bytes are optimal, and so are the rounds except of all_reduce. If n is not a power of two, messages go
-around a ring as in `bruck`, at the same cost; folding ranks, as is usual, would send up to 2 S more. In
-all_reduce, neighbors exchange the large halves and distant ranks the small ones. Collectives with blocks in
-rank order do the opposite.
+The bytes are optimal, and so are the rounds except in all_reduce. If n is not a power of two, messages go
+around a ring as in `bruck`, at the same cost. The usual alternative, to fold some ranks away, would send up
+to 2 S more. If n is a power of two, neighbors exchange the large halves in all_reduce and distant ranks the
+small ones. In reduce_scatter and all_gather, whose blocks are in rank order, it is the opposite.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from commplan.collectives.transform import reversed_rounds
 
 
 def _halving(n: int) -> Iterator[Round]:
-    """Rank r keeps the upper half of its part if bit k of r is set, and sends the other half to r ^ 2**k."""
+    """In round k, rank r keeps one half of its part and sends the other half to rank r ^ 2**k.
+
+    It keeps the upper half if bit k of r is set. `n` is a power of two.
+    """
     r = ranks(n)
     first, half = r * 0, n // 2
     for k in range(log2_up(n)):
@@ -33,6 +36,7 @@ def _halving(n: int) -> Iterator[Round]:
 
 
 def _all_reduce(n: int) -> Iterator[Round]:
+    """A reduce_scatter followed by an all_gather along the same paths."""
     if n & (n - 1):
         yield from _reduce_scatter(n)
         yield from all_gather(n)
@@ -42,10 +46,12 @@ def _all_reduce(n: int) -> Iterator[Round]:
 
 
 def _reduce_scatter(n: int) -> Iterator[Round]:
+    """The paths of the all_gather in reverse, so that rank r ends with block r."""
     return reversed_rounds(all_gather(n), reduce=True)
 
 
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
+    """The number of rounds, and the fraction of S that the busiest rank sends or receives."""
     times = 2 if kind == "all_reduce" else 1
     return times * log2_up(n), times * Fraction(n - 1, n)
 

@@ -1,4 +1,4 @@
-"""ring: every rank sends to its right neighbor, with all links busy in every round.
+"""ring: every rank sends to its right neighbor.
 
 Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009). With n
 ranks and S bytes on each (of the whole result, if ranks hold blocks):
@@ -9,7 +9,8 @@ ranks and S bytes on each (of the whole result, if ranks hold blocks):
     broadcast, reduce   2(n-1) rounds, a rank sends S: n chunks, pipelined around the ring
     scatter, gather      (n-1) rounds, the root sends or receives (n-1)/n S: as in a chain
 
-The number of bytes is the lower bound of Chan et al. (2007); the number of rounds is not optimal.
+In the first three, all links are busy in every round. The number of bytes is the lower bound of Chan et al.
+(2007; see `postcondition.lower_bounds`); the number of rounds is not optimal.
 """
 
 from __future__ import annotations

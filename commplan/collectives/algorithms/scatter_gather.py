@@ -23,12 +23,14 @@ from commplan.collectives.transform import pruned, reversed_rounds
 
 
 def _broadcast(n: int) -> Iterator[Round]:
+    """A scatter and an all_gather, without the transfers of blocks that the receiver has."""
     scattered = binomial_tree.PROGRAMS["scatter"](n).rounds
     rounds = itertools.chain(scattered, halving_doubling.all_gather(n))
     yield from pruned(rounds, *postcondition("broadcast", n, n))
 
 
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
+    """The number of rounds, and the fraction of S that the busiest rank sends or receives."""
     return 2 * log2_up(n), Fraction(2 * (n - 1), n)
 
 

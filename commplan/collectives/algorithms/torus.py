@@ -37,19 +37,21 @@ def shape(n: int) -> tuple[int, int]:
 
 
 def _rounds(kind: Kind, n: int) -> Iterator[Round]:
+    """The rounds of rings over the rows, as the inner level, and over the columns."""
     yield from composed({"ring": ring}, [("ring", size) for size in shape(n)], kind).rounds
 
 
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
+    """The number of rounds, and the fraction of S that the busiest rank sends or receives."""
     a, b = shape(n)
-    once = a - 1 + b - 1
+    one_way = a - 1 + b - 1
     match kind:
         case "all_reduce":
-            return 2 * once, Fraction(2 * (n - 1), n)
+            return 2 * one_way, Fraction(2 * (n - 1), n)
         case "broadcast" | "reduce":
-            return 2 * once, Fraction(a + 1, a) if a > 1 else Fraction(min(n - 1, 1))
+            return 2 * one_way, Fraction(a + 1, a) if a > 1 else Fraction(min(n - 1, 1))
         case _:
-            return once, Fraction(n - 1, n)
+            return one_way, Fraction(n - 1, n)
 
 
 PROGRAMS: Programs = {kind: lambda n, kind=kind: RoundSequence(n, _rounds(kind, n)) for kind in ring.PROGRAMS}
