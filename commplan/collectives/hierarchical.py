@@ -1,7 +1,8 @@
 """hierarchical: a collective over several levels, as collectives within the levels with one algorithm each.
 
 Levels are listed innermost first, and rank = (c2*n1 + c1)*n0 + c0 for the places c0, c1, c2 at levels of n0,
-n1, n2. At each level, the ranks that differ only in that place form a group. `stages` lists the collectives:
+n1, n2 ranks. At each level, the ranks that differ only in that place form a group. `stages` lists the
+collectives, and `composed` writes them out as rounds over all ranks:
 
     all_reduce       reduce_scatter inside, all_reduce across on each rank's shard, all_gather inside
     reduce_scatter   inside first, then across: outer levels carry sums, shared among the ranks
@@ -11,10 +12,12 @@ n1, n2. At each level, the ranks that differ only in that place form a group. `s
     scatter, gather  scatter inside first; gather inside last
     swap             inside first: blocks for one place of other groups are collected there and cross together
 
-so the inner ranks share the traffic of outer levels: each sends or receives 1/n0 of it. If the algorithm of
-an inner level has no reduce_scatter (or scatter) and all_gather, one rank represents each group: reduce,
-all_reduce among the representatives, broadcast. If it has only all_reduce, there is one inside and then one
-across, on the whole buffer: the fewest rounds, and the most bytes.
+so the inner ranks share the traffic of outer levels: each sends or receives 1/n0 of it.
+
+An all_reduce or broadcast differs if the algorithm of an inner level lacks some of these kinds. Without
+reduce_scatter (or scatter) and all_gather, one rank represents each group: reduce, all_reduce among the
+representatives, broadcast. If the algorithm has no reduce and broadcast either, an all_reduce inside is
+followed by one across, on the whole buffer: the fewest rounds, and the most bytes.
 
 In a broadcast by shards, the all_gather would send the root's group data that its members already have. These
 transfers are omitted. A reduce is the reversal of that, so that no term is counted twice.
@@ -47,8 +50,9 @@ from commplan.ir import collective_kinds
 from commplan.ir.axes import coordinates
 from commplan.ir.collective_kinds import BLOCKED, ROOTED
 
+# The name of the backend's own collectives, which have no rounds.
 NATIVE = "native"
-# The kind that results from reversing the transfers of a kind.
+# By kind, the kind that results from reversing its transfers.
 REVERSAL: dict[Kind, Kind] = {
     "broadcast": "reduce",
     "reduce": "broadcast",
@@ -58,7 +62,9 @@ REVERSAL: dict[Kind, Kind] = {
     "all_gather": "reduce_scatter",
 }
 
+# The modules with algorithms, by name.
 Files = Mapping[str, AlgorithmFile]
+# The algorithm and the number of ranks of each level, innermost first.
 Levels = Sequence[tuple[str, int]]
 
 
@@ -67,12 +73,13 @@ class LevelStage(NamedTuple):
 
     Attributes:
         level: The index of the level, 0 for the innermost.
-        algorithm: The algorithm.
+        algorithm: The name of the algorithm, which may be `native`.
         kind: The kind of collective.
-        root: The place of the overall root within its group. Ranks are renamed with it even if `kind` has no
-            root.
-        share: The size of its buffer as a fraction of the overall buffer.
-        fixed: Levels at which only groups run whose members have the root's place.
+        root: The place at this level of the overall root. The ranks of the program are shifted by it even if
+            `kind` has no root.
+        share: The size of the stage's buffer as a fraction of the overall buffer.
+        fixed: Indices of other levels. Only the groups run whose members have the root's place at all of
+            these levels; if it is empty, all groups run.
     """
 
     level: int
@@ -84,19 +91,27 @@ class LevelStage(NamedTuple):
 
     @property
     def own_root(self) -> int:
-        """The root of its program; 0 for a kind without one."""
+        """The root of the stage's program; 0 for a kind without a root."""
         return self.root if self.kind in ROOTED else 0
 
 
 def stages(files: Files, levels: Levels, kind: Kind, root: int = 0) -> tuple[LevelStage, ...]:
-    """The collectives of all levels, in order, without levels of one rank.
+    """The collectives of all levels, in order; empty if all levels have one rank.
 
-    Raises CP0739 if the algorithm of a level supports none of the kinds that the level can use.
+    Args:
+        files: The algorithms by name.
+        levels: The levels; those of one rank have no stages.
+        kind: The collective over all levels.
+        root: The root among all ranks, 0 if `kind` has none.
+
+    Raises:
+        CommplanError: CP0739 if the algorithm of a level does not support the kind of its stage.
     """
-    return tuple(_check_stage(files, each) for each in _stages(files, levels, kind, root))
+    return tuple(_check_stage(files, stage) for stage in _stages(files, levels, kind, root))
 
 
 def _stages(files: Files, levels: Levels, kind: Kind, root: int) -> tuple[LevelStage, ...]:
+    """As `stages`, without checks. Three kinds are the reversal of another one."""
     if kind in ("reduce", "gather", "all_gather"):
         forward = _stages(files, levels, REVERSAL[kind], root)
         return tuple(stage._replace(kind=REVERSAL[stage.kind]) for stage in reversed(forward))
@@ -129,19 +144,26 @@ def _blocks(levels: Levels, kind: Kind, used: tuple[int, ...]) -> Iterator[Level
 def _whole(
     files: Files, levels: Levels, kind: Kind, used: tuple[int, ...], share: Fraction, fixed: tuple[int, ...]
 ) -> Iterator[LevelStage]:
-    """The stages of all_reduce and broadcast over the levels `used`, on a fraction `share` of the buffer.
+    """The stages of an all_reduce or broadcast, which call this function again for the outer levels.
 
-    Only groups with the root's place at the levels `fixed` run.
+    Args:
+        files: The algorithms by name.
+        levels: All levels.
+        kind: `all_reduce` or `broadcast`.
+        used: The indices of the remaining levels, innermost first.
+        share: The fraction of the overall buffer.
+        fixed: As in `LevelStage`.
     """
     if not used:
         return
     (index, *outer), (name, n) = used, levels[used[0]]
     outside = tuple(outer)
     before: Kind = "reduce_scatter" if kind == "all_reduce" else "scatter"
-    shards = carries(files, name, before, "all_gather")
-    if not outside and (carries(files, name, kind) or not shards):
+    has_shards = carries(files, name, before, "all_gather")
+    if not outside and (carries(files, name, kind) or not has_shards):
         yield LevelStage(index, name, kind, 0, share, fixed)
-    elif shards:
+    elif has_shards:
+        # Only the root's group has data to scatter. The other groups receive their shards across.
         yield LevelStage(index, name, before, 0, share, fixed + outside if before == "scatter" else fixed)
         yield from _whole(files, levels, kind, outside, share / n, fixed)
         yield LevelStage(index, name, "all_gather", 0, share, fixed)
@@ -149,6 +171,7 @@ def _whole(
         yield LevelStage(index, name, kind, 0, share, fixed)
         yield from _whole(files, levels, kind, outside, share, fixed)
     else:
+        # The ranks at the root's place represent their groups across.
         if kind == "all_reduce":
             yield LevelStage(index, name, "reduce", 0, share, fixed)
         yield from _whole(files, levels, kind, outside, share, (*fixed, index))
@@ -156,7 +179,7 @@ def _whole(
 
 
 def carries(files: Files, name: str, *kinds: Kind) -> bool:
-    """Whether algorithm `name`, which may be `native`, supports all of `kinds`."""
+    """Whether algorithm `name`, which is in `files` or `native`, supports all of `kinds`."""
     supported = collective_kinds.NATIVE_KINDS if name == NATIVE else files[name].PROGRAMS
     return all(kind in supported for kind in kinds)
 
@@ -170,9 +193,10 @@ def _check_stage(files: Files, stage: LevelStage) -> LevelStage:
 
 
 def composed(files: Files, levels: Levels, kind: Kind, root: int = 0) -> RoundSequence:
-    """All stages one after another, as rounds over all ranks.
+    """All stages one after another, as rounds over all ranks. Arguments are those of `stages`.
 
-    Raises CP0739 if a level is `native`, which has no rounds.
+    Raises:
+        CommplanError: CP0739 if a level is `native`, which has no rounds, or as `stages` does.
     """
     if any(name == NATIVE for name, _ in levels):
         fail("CP0739", "`native` is the backend's own and has no rounds", "name an algorithm for each level")
@@ -185,24 +209,26 @@ def composed(files: Files, levels: Levels, kind: Kind, root: int = 0) -> RoundSe
 def _compose(
     files: Files, levels: Levels, kind: Kind, root: int, *, backwards: bool = False
 ) -> RoundSequence:
-    """Compose all stages.
+    """As `composed`, for a kind other than reduce.
 
-    With `backwards`, the result will be reversed, so no rank sends a chunk twice in a round, where two sums
-    would collide.
+    Args:
+        backwards: Whether the caller reverses the result. Then no rank sends a chunk twice in a round, since
+            in the reversal two sums would arrive in one slot.
     """
-    plan = stages(files, levels, kind, root)
-    bodies = [_program(files, stage, levels[stage.level][1], backwards) for stage in plan]
-    space = _LevelLayout.from_stages([n for _, n in levels], kind, plan, bodies)
+    level_stages = stages(files, levels, kind, root)
+    bodies = [_program(files, stage, levels[stage.level][1], backwards) for stage in level_stages]
+    layout = _LevelLayout.from_stages([n for _, n in levels], kind, level_stages, bodies)
     rounds: list[Round] = []
-    for stage, body in zip(plan, bodies, strict=True):
-        rounds += space.spread(stage, body, root)
-    if kind == "broadcast" and any(stage.kind == "scatter" for stage in plan):
-        condition = postcondition(kind, space.ranks, space.chunks, root)
-        return RoundSequence(space.chunks, pruned(rounds, *condition))
-    return RoundSequence(space.chunks, rounds)
+    for stage, body in zip(level_stages, bodies, strict=True):
+        rounds += layout.spread(stage, body, root)
+    if kind == "broadcast" and any(stage.kind == "scatter" for stage in level_stages):
+        condition = postcondition(kind, layout.ranks, layout.chunks, root)
+        return RoundSequence(layout.chunks, pruned(rounds, *condition))
+    return RoundSequence(layout.chunks, rounds)
 
 
 def _program(files: Files, stage: LevelStage, n: int, backwards: bool) -> ChunkProgram:
+    """The program of a stage for one group of `n` ranks; `backwards` is as in `_compose`."""
     kind = stage.kind
     if backwards and kind == "broadcast":
         body = files[stage.algorithm].PROGRAMS["reduce"](n)
@@ -214,13 +240,16 @@ def _program(files: Files, stage: LevelStage, n: int, backwards: bool) -> ChunkP
 
 
 class _LevelLayout(NamedTuple):
-    """The numbering of ranks and chunks by level.
+    """The numbering of ranks and chunks by level, innermost level first.
+
+    A chunk is identified by one part per level, as a rank is by one place per level.
 
     Attributes:
         sizes: The number of ranks at each level.
-        radix: The number of parts into which chunks are divided at each level.
+        radix: The number of parts at each level; their product is the number of chunks.
         digit: The part of each chunk at each level, [levels, chunks].
-        owned: For each level, whether part c belongs to the ranks at place c.
+        owned: For each level, whether part c belongs to the ranks at place c. If so, there are as many parts
+            as ranks.
     """
 
     sizes: tuple[int, ...]
@@ -230,16 +259,26 @@ class _LevelLayout(NamedTuple):
 
     @classmethod
     def from_stages(
-        cls, sizes: Sequence[int], kind: Kind, plan: Sequence[LevelStage], bodies: Sequence[ChunkProgram]
+        cls,
+        sizes: Sequence[int],
+        kind: Kind,
+        level_stages: Sequence[LevelStage],
+        bodies: Sequence[ChunkProgram],
     ) -> _LevelLayout:
-        """The numbering for the collectives of `plan`.
+        """The numbering for a collective.
 
         Blocks are in rank order: the innermost level varies fastest. Otherwise it varies slowest, so that the
         chunks of an inner rank are contiguous.
+
+        Args:
+            sizes: The number of ranks at each level.
+            kind: The collective over all levels.
+            level_stages: Its stages.
+            bodies: The program of each stage for one group.
         """
         owned = [kind in BLOCKED] * len(sizes)
         radix = list(sizes) if kind in IN_BLOCKS else [1] * len(sizes)
-        for stage, body in zip(plan, bodies, strict=True):
+        for stage, body in zip(level_stages, bodies, strict=True):
             owned[stage.level] |= stage.kind in BLOCKED
             radix[stage.level] = math.lcm(radix[stage.level], body.chunks)
         digit = _digits(radix) if kind in IN_BLOCKS else _digits(radix[::-1])[::-1]
@@ -257,12 +296,13 @@ class _LevelLayout(NamedTuple):
         """The rounds of `body`, a program for one group, for all groups of its stage at once."""
         level = stage.level
         place = _digits(self.sizes)
-        inside = [inner for inner in range(level) if self.owned[inner]]
-        # A group is identified by its first member; `parts` are the chunks of each part of the buffer, by
-        # owner.
-        fixed = (place[at] == place[at, root] for at in stage.fixed)
+        # The groups that run, each as its first member. Its members are `stride` apart.
+        fixed = (place[other] == place[other, root] for other in stage.fixed)
         groups = np.flatnonzero(np.all([place[level] == 0, *fixed], axis=0))
-        step = math.prod(self.sizes[:level])
+        stride = math.prod(self.sizes[:level])
+        # Inner stages have distributed the buffer among the places of inner levels. `owner` is the place of
+        # each chunk, over all these levels, and `member` that of each rank.
+        inside = [inner for inner in range(level) if self.owned[inner]]
         part = self.digit[level] * body.chunks // self.radix[level]
         owner = np.zeros_like(part)
         member = np.zeros(self.ranks, np.int64)
@@ -270,39 +310,49 @@ class _LevelLayout(NamedTuple):
             owner = owner * self.sizes[inner] + self.digit[inner]
             member = member * self.sizes[inner] + place[inner]
         owners = math.prod(self.sizes[inner] for inner in inside)
+        # The chunks of each chunk of `body`, by owner: [owners, chunks of body, chunks in each].
         parts = np.argsort(owner * body.chunks + part, kind="stable").reshape(owners, body.chunks, -1)
         chunks = parts[member[groups]]
-        for each in body.rounds:
-            yield tuple(_send_in_groups(send, groups, step, chunks) for send in each)
+        for sends in body.rounds:
+            yield tuple(_send_in_groups(send, groups, stride, chunks) for send in sends)
 
 
 def _digits(radix: Sequence[int]) -> Ints:
-    """The digits [levels, numbers] of all numbers; the first digit varies fastest."""
+    """The digits [levels, numbers] of the numbers 0 to product(radix) - 1; the first varies fastest."""
     numbers = np.arange(math.prod(radix), dtype=np.int64)
     return np.stack(np.unravel_index(numbers, tuple(radix)[::-1]))[::-1]
 
 
-def _send_in_groups(send: Family, groups: Ints, step: int, chunks: Ints) -> Send:
-    """`send` in each of `groups`, whose members are `step` apart.
+def _send_in_groups(send: Family, groups: Ints, stride: int, chunks: Ints) -> Send:
+    """`send`, a part of a program for one group, in all `groups`.
 
-    `chunks` [groups, parts, chunks per part] are the chunks of the overall buffer.
+    Args:
+        send: The transfers, between places in a group.
+        groups: The first member of each group, [groups].
+        stride: The difference between the ranks of adjacent members of a group.
+        chunks: The chunks of the overall buffer that form each chunk of the group's program, which is called
+            a part here: [groups, parts, chunks per part].
     """
-    one_run = _steps(chunks, 2) and bool(np.all(chunks[:, 1:, 0] == chunks[:, :-1, -1] + 1))
-    if one_run or _steps(chunks, 1):
-        src, dst, first, many = send.src, send.dst, send.chunk, send.count
-        width, apart = 1 if one_run else chunks.shape[2], False
-    else:
+    per_part = chunks.shape[2]
+    # A run of adjacent parts is one run of chunks if all chunks of a group are consecutive. If only the
+    # chunks with the same index in each part are, it is a run for each index. Otherwise each chunk is a
+    # transfer, and `runs` joins those that happen to be adjacent.
+    one_run = _consecutive(chunks, 2) and bool(np.all(chunks[:, 1:, 0] == chunks[:, :-1, -1] + 1))
+    is_expanded = not one_run and not _consecutive(chunks, 1)
+    if is_expanded:
         src, dst, first = expand_runs(send)
-        many, width, apart = np.ones_like(first), chunks.shape[2], True
-    begins = chunks[:, first, :width]
+        part_count = np.ones_like(first)
+    else:
+        src, dst, first, part_count = send.src, send.dst, send.chunk, send.count
+    begins = chunks[:, first, : 1 if one_run else per_part]
     shape = begins.shape
-    count = np.broadcast_to((many * (chunks.shape[2] if one_run else 1))[None, :, None], shape)
-    whole_src = np.broadcast_to((groups[:, None] + src[None] * step)[:, :, None], shape)
-    whole_dst = np.broadcast_to((groups[:, None] + dst[None] * step)[:, :, None], shape)
+    count = np.broadcast_to((part_count * (per_part if one_run else 1))[None, :, None], shape)
+    whole_src = np.broadcast_to((groups[:, None] + src[None] * stride)[:, :, None], shape)
+    whole_dst = np.broadcast_to((groups[:, None] + dst[None] * stride)[:, :, None], shape)
     sent = Send(whole_src.ravel(), whole_dst.ravel(), begins.ravel(), count.ravel(), send.reduce)
-    return sent if one_run or not apart else runs(*expand_runs(sent), send.reduce)
+    return runs(*expand_runs(sent), send.reduce) if is_expanded else sent
 
 
-def _steps(chunks: Ints, axis: int) -> bool:
+def _consecutive(chunks: Ints, axis: int) -> bool:
     """Whether the chunks are consecutive along `axis`."""
     return bool(np.all(np.diff(chunks, axis=axis) == 1))

@@ -1,4 +1,7 @@
-"""The algorithms in `commplan.collectives.algorithms`, and programs by name."""
+"""The registry of algorithms: chunk programs by the name of their algorithm, with checked arguments.
+
+It discovers the modules in `commplan.collectives.algorithms`. Other packages obtain programs here.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,28 @@ from commplan.diagnostics import did_you_mean, fail
 from commplan.ir.collective_kinds import ROOTED
 from commplan.ir.hints import Algorithm
 
-TRANSFERS = 2**25  # 4,096 ranks in a ring; half a gigabyte
+# The maximum number of transfers of a program, estimated before it is built. An all_reduce over 4,096 ranks in
+# a ring has almost as many, and takes half a gigabyte.
+TRANSFERS = 2**25
 
 
 @functools.cache
 def files() -> dict[str, AlgorithmFile]:
-    """All algorithms by name, sorted."""
+    """The modules of all algorithms by name, in alphabetical order."""
     names = sorted(info.name for info in pkgutil.iter_modules(algorithm_files.__path__))
-    room = algorithm_files.__name__
-    return {name: cast("AlgorithmFile", importlib.import_module(f"{room}.{name}")) for name in names}
+    package = algorithm_files.__name__
+    return {name: cast("AlgorithmFile", importlib.import_module(f"{package}.{name}")) for name in names}
 
 
 def algorithms(kind: Kind | None = None) -> tuple[str, ...]:
-    """The names of the algorithms that support `kind`, or of all, without `hierarchical` and `native`."""
+    """The names of the algorithms that support `kind`, sorted, without `hierarchical` and `native`.
+
+    Args:
+        kind: The collective; None for all algorithms.
+
+    Raises:
+        CommplanError: CP0736 if there is no collective `kind`.
+    """
     if kind is None:
         return tuple(files())
     _check_name(kind, KINDS, "CP0736", "collective")
@@ -40,23 +52,24 @@ def algorithms(kind: Kind | None = None) -> tuple[str, ...]:
 
 
 def supports(name: str, kind: Kind) -> bool:
-    """Whether there is an algorithm `name` that supports `kind`."""
+    """Whether there is an algorithm `name` that supports `kind`. False for `hierarchical` and `native`."""
     return name in files() and kind in files()[name].PROGRAMS
 
 
 def program(name: str, kind: Kind, n: int, *, root: int = 0, slices: int = 1) -> ChunkProgram:
     """The program of algorithm `name` for collective `kind` over `n` ranks.
 
-    Raises CP0601 (unknown algorithm), CP0736 (unknown collective), CP0603 (unsupported collective) or CP0737
-    (invalid ranks, root or slices).
-
     Args:
-        name: The algorithm.
+        name: The algorithm, other than `hierarchical` and `native`.
         kind: The collective.
-        n: The number of ranks.
-        root: The rank that has or receives the whole, if `kind` has a root.
-        slices: The number of parts of each chunk, which are pipelined through the rounds
+        n: The number of ranks, at least 1.
+        root: The rank that has or receives the whole buffer; 0 if `kind` has no root.
+        slices: The number of parts of each chunk, at least 1, which are pipelined through the rounds
             (`transform.pipelined`).
+
+    Raises:
+        CommplanError: CP0601 (unknown algorithm), CP0736 (unknown collective), CP0603 (unsupported
+            collective), or CP0737 (invalid ranks, root or slices, or a program that is too large).
 
     >>> len(program("ring", "all_reduce", 5).rounds)
     8
@@ -64,7 +77,7 @@ def program(name: str, kind: Kind, n: int, *, root: int = 0, slices: int = 1) ->
     _check_name(kind, KINDS, "CP0736", "collective")
     _check_name(name, files(), "CP0601", "algorithm")
     if not supports(name, kind):
-        supporting = ", ".join(f"`{each}`" for each in algorithms(kind))
+        supporting = ", ".join(f"`{algorithm}`" for algorithm in algorithms(kind))
         fail("CP0603", f"`{name}` does not carry out {kind}", f"{kind} takes {supporting}")
     check_numbers(kind, n, root, slices)
     _check_large(name, files()[name].formula(kind, n)[0] * n * slices)
@@ -74,17 +87,34 @@ def program(name: str, kind: Kind, n: int, *, root: int = 0, slices: int = 1) ->
 
 
 def formula(name: str, kind: Kind, n: int) -> tuple[int, Fraction]:
-    """The rounds of `program(name, kind, n)`, and the fraction of S that the busiest rank transfers."""
+    """The cost of `program(name, kind, n)`, without building it.
+
+    Returns:
+        The number of rounds, and the bytes that the busiest rank sends or receives, whichever are more, as
+        a fraction of the bytes of the buffer.
+
+    Raises:
+        CommplanError: CP0601 (unknown algorithm). Other arguments are not checked.
+    """
     _check_name(name, files(), "CP0601", "algorithm")
     return files()[name].formula(kind, n)
 
 
 def hierarchical(levels: Levels, kind: Kind, *, root: int = 0, slices: int = 1) -> ChunkProgram:
-    """The program over all levels, each with an algorithm and a number of ranks, innermost first.
+    """The program of a collective over several levels.
 
     rank = outer * (inner ranks) + inner. With slices, one slice is at an outer level while the next is at an
-    inner one. Raises as `program` does, and CP0739 if a level does not support its stage or is `native`,
-    which only has `stages`.
+    inner one.
+
+    Args:
+        levels: The algorithm and the number of ranks of each level, innermost first; at least one level.
+        kind: The collective.
+        root: The rank, over all levels, that has or receives the whole buffer; 0 if `kind` has no root.
+        slices: As in `program`.
+
+    Raises:
+        CommplanError: CP0601, CP0736 and CP0737 as `program`. CP0739 if there is no level, or if a level does
+            not support its stage or is `native`, which only has `stages`.
 
     >>> len(hierarchical([("ring", 4), ("halving_doubling", 2)], "all_reduce").rounds)
     8
@@ -96,8 +126,8 @@ def hierarchical(levels: Levels, kind: Kind, *, root: int = 0, slices: int = 1) 
         size = levels[stage.level][1]
         rounds = files()[stage.algorithm].formula(stage.kind, size)[0] if stage.algorithm != NATIVE else 0
         # Blocks of ranks that differ at outer levels are not contiguous: each is a separate transfer.
-        copies = math.prod(size for _, size in levels[stage.level + 1 :]) if kind in IN_BLOCKS else 1
-        transfer_count += rounds * n * copies * slices
+        outer_ranks = math.prod(size for _, size in levels[stage.level + 1 :])
+        transfer_count += rounds * n * (outer_ranks if kind in IN_BLOCKS else 1) * slices
     _check_large(name, transfer_count)
     body = composed(files(), levels, kind, root)
     table = targets(kind, [size for _, size in levels])
@@ -107,13 +137,17 @@ def hierarchical(levels: Levels, kind: Kind, *, root: int = 0, slices: int = 1) 
 def stages(levels: Levels, kind: Kind, *, root: int = 0) -> tuple[LevelStage, ...]:
     """The stages of `hierarchical`: collectives at one level each, in order.
 
-    The cost is independent of the number of ranks. Levels may be `native`. Raises as `hierarchical` does.
+    Levels may be `native`. The time of this function does not depend on the number of ranks.
+
+    Raises:
+        CommplanError: As `hierarchical`, except for programs that are too large and for `native` levels.
     """
     _check_levels(levels, kind, root, 1)
     return _stages(files(), levels, kind, root)
 
 
 def _check_levels(levels: Levels, kind: Kind, root: int, slices: int) -> int:
+    """The number of ranks over all levels. Raises CP0601, CP0736, CP0737 or CP0739."""
     _check_name(kind, KINDS, "CP0736", "collective")
     if not levels:
         fail("CP0739", "a hierarchy has at least one level")
@@ -126,7 +160,7 @@ def _check_levels(levels: Levels, kind: Kind, root: int, slices: int) -> int:
 
 
 def check_numbers(kind: Kind, n: int, root: int, slices: int) -> None:
-    """Raise CP0737 if there is no rank, no slice, or no such root."""
+    """Raise CP0737 unless there are ranks and slices, and `root` is a rank, and 0 if `kind` has no root."""
     if n < 1:
         fail("CP0737", f"a program needs at least one rank, not {n}")
     if slices < 1:
@@ -138,6 +172,7 @@ def check_numbers(kind: Kind, n: int, root: int, slices: int) -> None:
 
 
 def _check_large(name: str, transfers: int) -> None:
+    """Raise CP0737 if a program has more than `TRANSFERS` transfers."""
     if transfers > TRANSFERS:
         message = f"`{name}` has up to {transfers:,} transfers, and at most {TRANSFERS:,} are written out"
         note = "take fewer ranks or slices, or levels of a hierarchy, which are proved one by one"
@@ -145,18 +180,20 @@ def _check_large(name: str, transfers: int) -> None:
 
 
 def _check_name(name: str, valid: Collection[str], code: str, noun: str) -> None:
+    """Raise `code` if `name` is not one of `valid`; `noun` says in the message what it names."""
     if name not in valid:
         fail(code, f"there is no {noun} `{name}`", did_you_mean(name, valid, "known:"))
 
 
 def scalar_algorithm(algorithm: Algorithm) -> Algorithm:
-    """The algorithm for the scalars of a tree whose other leaves `algorithm` scatters.
+    """The algorithm that sums scalars for a stage with `algorithm`, such as the scalar leaves of a scatter.
 
-    It is `algorithm` if that supports all_reduce, else `native`.
+    Scalars are not split, so they need an all_reduce. The result is `algorithm` if it, or each of its levels,
+    supports all_reduce; else it is `native`.
 
     >>> str(scalar_algorithm(Algorithm("ring"))), str(scalar_algorithm(Algorithm("bruck")))
     ('ring', 'native')
     """
-    names = {how.name for _, how in algorithm.levels} or {algorithm.name}
+    names = {level_algorithm.name for _, level_algorithm in algorithm.levels} or {algorithm.name}
     is_supported = all(name == "native" or supports(name, "all_reduce") for name in names)
     return algorithm if is_supported else Algorithm("native")

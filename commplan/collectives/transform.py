@@ -1,4 +1,7 @@
-"""Transformations of programs: roots, permutations of ranks, slices, reversal and pruning."""
+"""Transformations of chunk programs: roots, permutations of ranks, slices, reversal and pruning.
+
+Algorithms derive their reversals here, and `registry` derives programs with other roots and with slices.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,20 @@ from commplan.ir.collective_kinds import BLOCKED
 
 
 def expand_runs(send: Family) -> tuple[Ints, Ints, Ints]:
-    """Source, destination and chunk of each chunk in `send`, instead of each run."""
+    """The source, the destination and the chunk of each transfer of a single chunk in `send`.
+
+    All three arrays are [sum of `send.count`]. Runs keep their order.
+    """
     src, dst, first = (np.repeat(x, send.count) for x in (send.src, send.dst, send.chunk))
     start = np.repeat(np.cumsum(send.count) - send.count, send.count)
     return src, dst, first + np.arange(len(src), dtype=np.int64) - start
 
 
 def runs(src: Ints, dst: Ints, chunk: Ints, reduce: bool) -> Send:
-    """The inverse of `expand_runs`: joins transfers of adjacent chunks into runs."""
+    """The inverse of `expand_runs`: join transfers of adjacent chunks into runs.
+
+    The result is sorted by source, destination and chunk.
+    """
     order = np.lexsort((chunk, dst, src))
     src, dst, chunk = src[order], dst[order], chunk[order]
     begins = np.ones(len(src), np.bool_)
@@ -44,16 +53,25 @@ def runs(src: Ints, dst: Ints, chunk: Ints, reduce: bool) -> Send:
 
 
 def drop_empty(rounds: Iterable[Round]) -> tuple[Round, ...]:
-    """Remove sends without transfers, and empty rounds."""
-    non_empty = (tuple(s for s in each if isinstance(s, Rotation) or s.src.size) for each in rounds)
-    return tuple(each for each in non_empty if each)
+    """Remove sends without transfers, and rounds without sends."""
+    non_empty = (
+        tuple(send for send in sends if isinstance(send, Rotation) or send.src.size) for sends in rounds
+    )
+    return tuple(sends for sends in non_empty if sends)
 
 
 def permute_ranks(program: ChunkProgram, places: Sequence[int] | Ints) -> ChunkProgram:
-    """Rename the ranks of `program`: rank r takes the part of position `places[r]`.
+    """Rename the ranks of `program`: rank r does what rank `places[r]` of `program` does.
 
-    If every rank has a block, the blocks are renamed with the ranks. Raises CP0737 if `places` is not a
-    permutation.
+    If every rank has a block, the blocks are renamed with the ranks. The slots of a swap keep their numbers,
+    and `targets` changes instead.
+
+    Args:
+        program: The program.
+        places: A permutation of the ranks.
+
+    Raises:
+        CommplanError: CP0737 if `places` is not a permutation of 0 to `program.ranks` - 1.
     """
     position = np.asarray(places, np.int64)
     n = program.ranks
@@ -61,11 +79,12 @@ def permute_ranks(program: ChunkProgram, places: Sequence[int] | Ints) -> ChunkP
         fail("CP0737", f"the places of {n} ranks must be the numbers 0 to {n - 1}, each once")
     rank = np.argsort(position)
     targets = rank[program.targets[position]] if program.kind == "swap" else NO_TARGETS
-    rounds = (tuple(_rename_send(send, program, rank) for send in each) for each in program.rounds)
+    rounds = (tuple(_rename_send(send, program, rank) for send in sends) for sends in program.rounds)
     return dataclasses.replace(program, rounds=tuple(rounds), root=int(rank[program.root]), targets=targets)
 
 
 def _rename_send(send: Family, program: ChunkProgram, rank: Ints) -> Send:
+    """`send` with ranks, and the blocks that belong to them, renamed: `rank[r]` is the new name of rank r."""
     if program.kind not in BLOCKED:
         return Send(rank[send.src], rank[send.dst], send.chunk, send.count, send.reduce)
     parts = program.chunks // program.ranks
@@ -74,17 +93,17 @@ def _rename_send(send: Family, program: ChunkProgram, rank: Ints) -> Send:
 
 
 def rooted(program: ChunkProgram, root: int) -> ChunkProgram:
-    """`program`, whose root is 0, with another root: all ranks are shifted by `root`."""
+    """`program`, whose root is 0, with root `root`: all ranks are shifted by `root`, modulo their number."""
     if not root:
         return program
     return permute_ranks(program, (np.arange(program.ranks) - root) % program.ranks)
 
 
 def pipelined(program: ChunkProgram, slices: int) -> ChunkProgram:
-    """Cut every chunk into `slices`; slice j does round t of `program` in round t + j.
+    """Cut every chunk into `slices` parts, 1 or more; slice j does round t of `program` in round t + j.
 
-    If all ranks share one buffer, the buffer is cut: chunk k of slice j is `j*chunks + k`. If every rank has
-    a block, the block is cut: `k*slices + j`.
+    Chunk k of slice j is chunk `j*chunks + k` of the result if all ranks have the same buffer, and
+    `k*slices + j` if every rank has a block, so that a block remains contiguous.
     """
     if slices == 1:
         return program
@@ -98,6 +117,7 @@ def pipelined(program: ChunkProgram, slices: int) -> ChunkProgram:
 
 
 def _slice(send: Family, j: int, slices: int, program: ChunkProgram) -> Send:
+    """`send`, a part of `program`, for slice `j` of `slices`."""
     if program.kind not in IN_BLOCKS:
         return Send(send.src, send.dst, send.chunk + j * program.chunks, send.count, send.reduce)
     src, dst, chunk = expand_runs(send)
@@ -105,7 +125,10 @@ def _slice(send: Family, j: int, slices: int, program: ChunkProgram) -> Send:
 
 
 def merge_sends(sends: Iterable[Family], reduce: bool) -> Family:
-    """The elements of `sends` that reduce, or those that do not, as one `Send`."""
+    """The transfers of those of `sends` that reduce (or do not, if `reduce` is False), as one family.
+
+    At least one of `sends` must match. A single match is returned unchanged.
+    """
     matching = [send for send in sends if send.reduce == reduce]
     if len(matching) == 1:
         return matching[0]
@@ -117,16 +140,19 @@ def merge_sends(sends: Iterable[Family], reduce: bool) -> Family:
 def reversed_rounds(rounds: Iterable[Round], *, reduce: bool) -> Iterator[Round]:
     """The rounds in reverse order, with every transfer reversed.
 
-    For a program that copies and writes no slot twice, the result with `reduce` is the collective that sums
-    along the same paths (broadcast --> reduce, all_gather --> reduce_scatter), and without it the one that
-    gathers blocks (scatter --> gather). The result sends as much as the original receives, so the costs are
-    equal.
+    The result sends as much as the original receives, so the costs are equal.
+
+    Args:
+        rounds: A program that copies, and writes no slot twice; or, to undo an earlier reversal, its result.
+        reduce: Whether the result sums along the same paths (broadcast --> reduce, all_gather -->
+            reduce_scatter), instead of copying (scatter --> gather, reduce --> broadcast).
     """
-    for each in reversed(tuple(rounds)):
-        yield tuple(_backwards(send, reduce) for send in each)
+    for sends in reversed(tuple(rounds)):
+        yield tuple(_backwards(send, reduce) for send in sends)
 
 
 def _backwards(send: Family, reduce: bool) -> Family:
+    """`send` from receivers to senders."""
     if isinstance(send, Rotation):
         return Rotation(send.ranks, -send.step, send.first - send.step, send.length, reduce)
     return Send(send.dst, send.src, send.chunk, send.count, reduce)
@@ -135,9 +161,13 @@ def _backwards(send: Family, reduce: bool) -> Family:
 def from_root(
     broadcast: Callable[[int], Iterator[Round]], scatter: Callable[[int], Iterator[Round]]
 ) -> Programs:
-    """The collectives along the paths of `broadcast` and `scatter` from rank 0 to all others.
+    """The five collectives along the paths of a broadcast and a scatter.
 
     Reduce and gather use the paths in reverse; all_reduce is a reduce followed by a broadcast.
+
+    Args:
+        broadcast: The rounds in which rank 0 sends chunk 0, the only one, to all `n` ranks.
+        scatter: The rounds in which rank 0 sends chunk r to rank r, for `n` chunks.
     """
 
     def up(n: int) -> Iterator[Round]:
@@ -153,20 +183,27 @@ def from_root(
 
 
 def pruned(rounds: Iterable[Round], starts: Bools, ends: Bools) -> tuple[Round, ...]:
-    """Remove transfers of chunks that the receiver already has or never needs, from a program that copies.
+    """Remove transfers from a program that copies: those that the receiver already has or never needs.
 
-    `starts` and `ends` are as in `Postcondition`, [ranks, chunks].
+    Transfers of chunks that the sender does not have are removed too.
+
+    Args:
+        rounds: The program.
+        starts: The slots that hold data before it, [ranks, chunks], as in `Postcondition`.
+        ends: The slots that must hold data after it, [ranks, chunks].
     """
+    # Forwards: keep the transfers that bring a chunk to a rank for the first time.
     present = starts.copy()
     useful_rounds: list[list[tuple[Ints, Ints, Ints]]] = []
-    for each in rounds:
+    for sends in rounds:
         new: list[tuple[Ints, Ints, Ints]] = []
-        for src, dst, chunk in map(expand_runs, each):
+        for src, dst, chunk in map(expand_runs, sends):
             useful = present[src, chunk] & ~present[dst, chunk]
             new.append((src[useful], dst[useful], chunk[useful]))
         for _, dst, chunk in new:
             present[dst, chunk] = True
         useful_rounds.append(new)
+    # Backwards: keep those of them whose receiver needs the chunk at the end, or for a later transfer.
     needed = ends & ~starts
     backwards: list[Round] = []
     for moved in reversed(useful_rounds):

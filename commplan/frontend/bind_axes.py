@@ -1,6 +1,8 @@
 """Bind the sizes of axes, and check the rules that depend on them.
 
-Meshes are named axes of devices, or the ranks of a communicator.
+`bind_axes` is the first step of a compilation. The other functions check the mesh that a plan is compiled for,
+or that a compiled schedule is bound to. A mesh is a `jax.sharding.Mesh`, an `mpi4py` communicator, or a mapping
+of axis sizes. This module imports neither JAX nor MPI.
 """
 
 from __future__ import annotations
@@ -18,19 +20,20 @@ from commplan.ir.types import LARGEST, MOST_SERVERS
 
 
 def bind_axes(plan: Plan, sizes: Mapping[str, int]) -> tuple[Axis, ...]:
-    """The axes of `plan` with their sizes.
+    """The axes of `plan` with their sizes, in the plan's order.
 
     Args:
         plan: The plan.
         sizes: The number of ranks along axes by name. It must contain the axes declared `?` and may contain
-            others.
+            other axes of the plan.
 
     Raises:
-        CommplanError: CP0706 (no size), CP0708 (a size other than the declared one, or an invalid one),
-            CP0709 (no such axis) or CP0710 (the sizes violate a rule of a stage).
+        CommplanError: CP0706 (no size), CP0708 (a size other than the declared one, or an invalid one) and
+            CP0709 (no such axis), for all axes at once. If there are none of these, CP0710 for all stages
+            with a rule that the sizes violate.
     """
-    names = {axis.name for axis in plan.axes}
-    problems = [_unknown_axis(plan, name) for name in sizes if name not in names]
+    axis_names = {axis.name for axis in plan.axes}
+    problems = [_unknown_axis(plan, name) for name in sizes if name not in axis_names]
     bound: list[Axis] = []
     for axis in plan.axes:
         size = _size(plan, axis, sizes.get(axis.name))
@@ -41,7 +44,7 @@ def bind_axes(plan: Plan, sizes: Mapping[str, int]) -> tuple[Axis, ...]:
     fail_if(problems)
     counts = {axis.name: axis.size for axis in bound}
     for stage in (stage for phase in plan.phases for stage in phase.stages):
-        violation = stage.violation(lambda names: math.prod(counts[name] for name in names))
+        violation = stage.violation(lambda axes: math.prod(counts[axis] for axis in axes))
         if violation is not None:
             problems.append(violation.diagnostic("CP0710", stage.span, plan.file))
     fail_if(problems)
@@ -49,7 +52,7 @@ def bind_axes(plan: Plan, sizes: Mapping[str, int]) -> tuple[Axis, ...]:
 
 
 def _size(plan: Plan, axis: PlanAxis, requested: object) -> int | Diagnostic:
-    """The size of `axis`, from the plan or `requested`, or the diagnostic of an error."""
+    """The size of `axis`, from the plan if `requested` is None; or the diagnostic of an error."""
     size = axis.size if requested is None else _whole(requested)
     if size is None and requested is not None:
         message = f"axis `{axis.name}` has size {requested!r}, which is not a whole number"
@@ -74,7 +77,12 @@ def _size(plan: Plan, axis: PlanAxis, requested: object) -> int | Diagnostic:
 
 
 def check_mesh(plan: Plan, mesh: Mapping[str, int]) -> None:
-    """Raise CP0707 if a mesh lacks an axis of the plan. Servers are not axes of a mesh."""
+    """Raise CP0707 for all axes of the plan that a mesh lacks. Servers are not axes of a mesh.
+
+    Args:
+        plan: The plan.
+        mesh: The axis sizes of the mesh by name. Sizes are not checked here, and further axes are allowed.
+    """
     sizes = _listed(mesh)
     problems: list[Diagnostic] = []
     for axis in plan.axes:
@@ -92,7 +100,7 @@ def is_communicator(mesh: Any) -> bool:
 
 
 def devices_of(mesh: Any) -> list[Any]:
-    """The devices of `mesh` in order; none for a mapping of sizes, and for an abstract mesh."""
+    """The devices of `mesh` in row-major order; empty for a mapping of sizes and for an abstract mesh."""
     try:
         return list(mesh.devices.flat)
     except (AttributeError, ValueError):  # an abstract mesh has the attribute, which raises
@@ -100,27 +108,40 @@ def devices_of(mesh: Any) -> list[Any]:
 
 
 def shares_memory(mesh: Any) -> bool:
-    """Whether all devices of `mesh` are CPU devices of one process, so that no data crosses a link."""
+    """Whether all devices of `mesh` are CPU devices of one process, so that no data crosses a link.
+
+    False for a mesh without devices, such as a mapping of sizes.
+    """
     devices = devices_of(mesh)
     processes = {getattr(device, "process_index", None) for device in devices}
     return len(processes) == 1 and all(getattr(device, "platform", "") == "cpu" for device in devices)
 
 
 def mesh_sizes(mesh: Any) -> dict[str, int]:
-    """The axis sizes of a mesh or mapping."""
+    """The axis sizes by name of a mesh or a mapping of sizes.
+
+    Raises:
+        CommplanError: CP0722 if `mesh` is neither. CP0708 if a size is None.
+    """
     shape: Any = getattr(mesh, "shape", mesh)
     if not hasattr(shape, "items"):
         expected = "expected a jax.sharding.Mesh, an mpi4py communicator, or axis sizes"
         fail("CP0722", f"{type_of(mesh)} is not a mesh", expected)
     for name, size in shape.items():
-        if size is None:  # otherwise it would count as a size to be inferred
+        if size is None:  # `bind_axes` would take it for an axis without a size
             message = f"axis `{name}` has no size in the mesh"
             fail("CP0708", message, "a mesh has a whole number for every axis")
     return {str(name): size for name, size in shape.items()}
 
 
 def check_sizes_agree(plan: Plan, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> None:
-    """Check that sizes do not contradict the mesh (CP0708)."""
+    """Raise CP0708 if `sizes` and `mesh` have different sizes for an axis.
+
+    Args:
+        plan: The plan, for the error.
+        sizes: Axis sizes from the argument `axes` of a compilation, by name.
+        mesh: The axis sizes of the mesh, by name.
+    """
     for name, size in sizes.items():
         if mesh.get(name, size) != size:
             message = f"axis `{name}` has size {size} in `axes` and {mesh[name]} in the mesh"
@@ -128,7 +149,20 @@ def check_sizes_agree(plan: Plan, sizes: Mapping[str, int], mesh: Mapping[str, i
 
 
 def check_binding(schedule: Schedule, digest: str, mesh: Any) -> None:
-    """Check that a mesh has the sizes of the schedule (CP1006). Missing axes are reported by `Run`."""
+    """Check that a mesh has the sizes of the schedule.
+
+    Communicators are not checked; the runtime checks them. Neither are meshes that lack an axis, which `Run`
+    reports.
+
+    Args:
+        schedule: The schedule.
+        digest: The digest of the schedule, to show in the error.
+        mesh: The mesh that the schedule is bound to.
+
+    Raises:
+        CommplanError: CP0801 if `mesh` is not a mesh, CP0841 if the schedule was compiled for a communicator,
+            or CP1006 if an axis has another size.
+    """
     if is_communicator(mesh):  # checked by the runtime
         return
     compiled_sizes = schedule.mesh_sizes
@@ -155,17 +189,19 @@ def check_binding(schedule: Schedule, digest: str, mesh: Any) -> None:
 
 
 def _listed(sizes: Mapping[str, int]) -> str:
+    """The axes as `data=4, model=2`, for errors."""
     return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "no axes"
 
 
 def _whole(size: object) -> int | None:
-    """`size` as an int if it is a whole number of any type, else None."""
+    """`size` as an int if it is a whole number of any type, else None. A bool is not a number."""
     if isinstance(size, bool) or not isinstance(size, SupportsIndex):
         return None
     return operator.index(size)
 
 
 def _mesh_fix(name: str, kind: AxisKind, size: int | None) -> str:
+    """The fix for a mesh that lacks an axis; `size` is the declared size, or None for `?`."""
     spread = "members are spread over devices too: " if kind is AxisKind.ENSEMBLE else ""
     if size is not None:
         open_size = f"`{kind.value} {name} = ?` in the plan takes any size"

@@ -1,4 +1,7 @@
-"""Infer the shapes of all values of a plan from those of inputs, states and map results."""
+"""Infer the shapes of all values of a plan from those of inputs, states and map results.
+
+`infer` runs after `bind_axes` and before `lower`. It also reports missing and contradictory shapes.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,18 @@ from commplan.ir.types import ArrayType, RecordsType, TreeType
 
 
 def infer(plan: graph.Plan, sizes: Mapping[str, int], shapes: Shapes) -> dict[graph.Ref, Value]:
-    """All values of `plan` as held by one rank.
+    """All values of `plan` as held by one rank, by reference.
 
     Args:
         plan: The plan.
-        sizes: The number of ranks along each axis.
-        shapes: Leaves by name, without `per` dimensions, before any split, and per record for records.
+        sizes: The number of ranks along each axis, by name.
+        shapes: Leaves of trees by the name of the value, or of the source for loads. They are those of one
+            member (without `per` dimensions), before any split, and of one record for records. Shapes of
+            states and results that the plan implies may be missing.
 
     Raises:
-        CommplanError: With all missing (CP0701), unknown (CP0702) and contradictory (CP0705) shapes.
+        CommplanError: With all missing (CP0701), unknown (CP0702) and contradictory (CP0705) shapes, and
+            scalars that cannot be cut into fragments (CP0773).
     """
     report = ShapeReport(plan.file)
     check_names(plan, shapes, report)
@@ -43,7 +49,11 @@ def infer(plan: graph.Plan, sizes: Mapping[str, int], shapes: Shapes) -> dict[gr
 
 
 class _Shaper:
-    """A single inference. `whole` is memoized; a result of None means that an error was reported."""
+    """The inference of one plan.
+
+    Methods return the leaves of whole values, before any split, and per record for records. None means that
+    they are unknown, and that this is or will be reported.
+    """
 
     def __init__(
         self, plan: graph.Plan, sizes: Mapping[str, int], shapes: Shapes, report: ShapeReport
@@ -57,7 +67,10 @@ class _Shaper:
         self._leaves: dict[graph.Ref, Leaves | None] = {}
 
     def local(self, value: graph.Value) -> Value:
-        """One rank's shard of `value`, with the batch divided and split leaves cut."""
+        """One rank's shard of `value`, whose batch is divided and whose leaves are cut along `split` axes.
+
+        `whole` has been called for `value` before.
+        """
         leaves = self._leaves[value.id] or ()
         placement = value.placement
         ways = [self.sizes[axis] for axis in placement.split]
@@ -73,26 +86,28 @@ class _Shaper:
         return Value(value.id, kind, cut_all(kind, leaves, ways), placement, whole)
 
     def _global_batch(self, ref: graph.Ref) -> int | None:
-        """The global batch size of a value that is made per record on the device, else None.
+        """The global batch size of a tree or array that a per-record function makes on the device, else None.
 
-        Such a value is a whole value whose leading dimension counts records.
+        The leading dimension of its leaves counts records. If members have different batches, this is the
+        largest one.
         """
         maker = self.plan.stage(ref)
         if not isinstance(maker, graph.MapStage) or not maker.per_record:
             return None
-        kinds = (self._values[operand].type for operand in maker.operands)
-        records = next((kind for kind in kinds if isinstance(kind, RecordsType)), None)
+        operand_types = (self._values[operand].type for operand in maker.operands)
+        records = next((each for each in operand_types if isinstance(each, RecordsType)), None)
         are_records = isinstance(self._values[ref].type, RecordsType)
         return None if are_records or records is None else max(records.batch)
 
     def whole(self, ref: graph.Ref) -> Leaves | None:
-        """The leaves of `ref` before any split, per record for records."""
+        """The leaves of `ref` before any split, per record for records. Results are cached."""
         if ref not in self._leaves:
             self._leaves[ref] = None  # a cycle that comes back here is reported by the outer call
             self._leaves[ref] = self._compute(self._values[ref])
         return self._leaves[ref]
 
     def _compute(self, value: graph.Value) -> Leaves | None:
+        """As `whole`, from the declared type, or for trees from the stage that makes `value`."""
         element = value.type.element if isinstance(value.type, RecordsType) else value.type
         if not isinstance(element, TreeType):
             return (Leaf("", element.shape, element.dtype),) if isinstance(element, ArrayType) else ()
@@ -122,7 +137,7 @@ class _Shaper:
                 return self.whole(maker.operand)
 
     def _pieces(self, maker: graph.PickStage | graph.MergeStage, ref: graph.Ref) -> Leaves | None:
-        """The leaves of a fragment of the input or state `ref`."""
+        """The leaves of a fragment of the input or state `ref`. Reports CP0773 for a scalar."""
         leaves = self.whole(ref)
         scalar = next((leaf for leaf in leaves or () if not is_divisible(leaf, maker.rows)), None)
         if scalar is not None:
@@ -133,6 +148,7 @@ class _Shaper:
         return leaves and tuple(map(layout.piece, leaves))
 
     def _merged(self, maker: graph.MergeStage) -> Leaves | None:
+        """The leaves of the whole value. Reports CP0705 if the merged piece has other leaves than its part."""
         piece, expected = self.whole(maker.piece), self._pieces(maker, maker.whole)
         if piece is not None and expected is not None and piece != expected:
             subject = f"a fragment of `{graph.name_of(maker.whole)}`"
@@ -140,7 +156,11 @@ class _Shaper:
         return self.whole(maker.whole)
 
     def _entry(self, value: graph.Value) -> Leaves | None:
-        """The leaves of an input or state: as passed in, or else those of the value that `at start` binds."""
+        """The leaves of an input or state, as passed in.
+
+        If a state was not passed in, they are those of the value that phase `at start` binds to it, unless
+        these depend on the state again.
+        """
         leaves = self.shapes.get(value.name)
         if leaves is not None:
             return leaves
@@ -157,6 +177,14 @@ class _Shaper:
         return self._report.missing(value, "a state")
 
     def _map_leaves(self, value: graph.Value, maker: graph.MapStage) -> Leaves | None:
+        """The leaves of a result of `map`, from the first of these that applies.
+
+        1. In a phase in fragments, the operands: passed shapes are those of whole values.
+        2. The shapes passed for its name, unless the function is built in, or is elementwise and the name is
+           that of an input.
+        3. The operands of an elementwise function.
+        4. The state of the same name.
+        """
         passed, fn = self.shapes.get(value.name), self.plan.fn(maker.fn)
         if value.id in self._fragments and self._tree_operands(maker):
             return self._like_operand(maker, value.id)
@@ -169,12 +197,14 @@ class _Shaper:
         return self._report.missing(value, f"a result of `{maker.fn}`, which is not elementwise,")
 
     def _tree_operands(self, maker: graph.MapStage) -> list[graph.Ref]:
+        """The operands that are trees, or records of trees."""
         return [ref for ref in maker.operands if is_tree(self._values[ref])]
 
     def _like_operand(self, maker: graph.MapStage, ref: graph.Ref) -> Leaves | None:
         """The leaves of the result `ref` of an elementwise function.
 
-        They are those of the first tree operand, or follow from the definition of a built-in function.
+        They are those of the first tree operand. For a built-in function, result i has those of operand i,
+        except that a cast changes their types.
         """
         body = self.plan.fn(maker.fn).body
         if body is None:
