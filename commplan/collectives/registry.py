@@ -23,8 +23,8 @@ from commplan.diagnostics import did_you_mean, fail
 from commplan.ir.collective_kinds import ROOTED
 from commplan.ir.hints import Algorithm
 
-# The maximum number of transfers of a program, estimated before it is built. An all_reduce over 4,096 ranks in
-# a ring has almost as many, and takes half a gigabyte.
+# The maximum number of transfers of a program, estimated before it is built. An all_reduce over 4,096 ranks
+# in a ring has almost as many, and takes half a gigabyte.
 TRANSFERS = 2**25
 
 

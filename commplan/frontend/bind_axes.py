@@ -1,8 +1,8 @@
 """Bind the sizes of axes, and check the rules that depend on them.
 
-`bind_axes` is the first step of a compilation. The other functions check the mesh that a plan is compiled for,
-or that a compiled schedule is bound to. A mesh is a `jax.sharding.Mesh`, an `mpi4py` communicator, or a mapping
-of axis sizes. This module imports neither JAX nor MPI.
+`bind_axes` is the first step of a compilation. The other functions check the mesh that a plan is compiled
+for, or that a compiled schedule is bound to. A mesh is a `jax.sharding.Mesh`, an `mpi4py` communicator, or a
+mapping of axis sizes. This module imports neither JAX nor MPI.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class _Shaper:
         return leaves and tuple(map(layout.piece, leaves))
 
     def _merged(self, maker: graph.MergeStage) -> Leaves | None:
-        """The leaves of the whole value. Reports CP0705 if the merged piece has other leaves than its part."""
+        """The leaves of the whole value. Reports CP0705 if the piece does not have those of a fragment."""
         piece, expected = self.whole(maker.piece), self._pieces(maker, maker.whole)
         if piece is not None and expected is not None and piece != expected:
             subject = f"a fragment of `{graph.name_of(maker.whole)}`"
@@ -158,8 +158,8 @@ class _Shaper:
     def _entry(self, value: graph.Value) -> Leaves | None:
         """The leaves of an input or state, as passed in.
 
-        If a state was not passed in, they are those of the value that phase `at start` binds to it, unless
-        these depend on the state again.
+        Those of a state may be missing. Then they are those of the value that phase `at start` binds to it,
+        if a stage other than `map` or an elementwise function of trees makes that value.
         """
         leaves = self.shapes.get(value.name)
         if leaves is not None:

@@ -1,4 +1,8 @@
-"""Diagnostics about shapes."""
+"""Diagnostics about shapes and types of leaves.
+
+`infer_shapes` collects those of missing and contradictory shapes in a `ShapeReport`. The compiler calls
+`check_leaves` and `check_sizes` for values whose shapes are inferred.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,18 @@ from commplan.ir.schedule import Leaf, Value
 from commplan.ir.stages import StageOverAxes, rules
 from commplan.ir.types import LARGEST, ArrayType, RecordsType, TreeType
 
+# The leaves of a whole value, before any split; those of one record for records.
 Leaves = tuple[Leaf, ...]
+# The leaves that the caller of the compiler passes, by the name of a value or source.
 Shapes = Mapping[str, Leaves]
 
 
 class ShapeReport:
-    """Collects diagnostics, with one per code and name."""
+    """Collects diagnostics, at most one per code and name.
+
+    Args:
+        file: The file of the plan.
+    """
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -27,9 +37,11 @@ class ShapeReport:
 
     @property
     def problems(self) -> list[Diagnostic]:
+        """All diagnostics in the order of `add`, then one for all missing shapes."""
         return [*self._problems, *self._all_missing()]
 
     def add(self, code: str, name: str, message: str, *notes: str, value: graph.Value | None = None) -> None:
+        """Add a diagnostic about `name`, at the span of `value` if there is one."""
         if (code, name) in self._reported:
             return
         self._reported.add((code, name))
@@ -37,7 +49,12 @@ class ShapeReport:
         self._problems.append(Diagnostic(code, message, value and value.span, remarks, file=self.file))
 
     def missing(self, value: graph.Value, kind: str) -> None:
-        """Record a tree whose shapes are neither passed in nor implied."""
+        """Record a tree whose shapes are neither passed in nor implied.
+
+        Args:
+            value: The tree, or a value with the same name.
+            kind: The role of the value in words, such as `an input`.
+        """
         self._missing.setdefault(value.name, (value, kind))
 
     def _all_missing(self) -> list[Diagnostic]:
@@ -46,6 +63,7 @@ class ShapeReport:
             return []
         names = [f"`{name}`" for name in self._missing]
         (value, kind), *further = self._missing.values()
+        # A kind may end with a comma after a relative clause.
         message = f"no shapes for {names[0]}, {kind} of type tree".replace(",,", ",")
         if further:
             message = f"no shapes for {len(names)} trees: {', '.join(names)}"
@@ -56,7 +74,10 @@ class ShapeReport:
         return [Diagnostic("CP0701", message, value.span, tuple(notes), file=self.file)]
 
     def differs(self, value: graph.Value, actual: Leaves, expected: Leaves, subject: str) -> None:
-        """Report CP0705: two shapes for one value. The first difference is shown."""
+        """Report CP0705: `value` has the leaves `actual`, and `subject` requires `expected`, other leaves.
+
+        The message shows the first difference.
+        """
         pairs = zip(actual, expected, strict=False)
         first = next(
             (f"expected {_show(b)}, found {_show(a)}" for a, b in pairs if a != b),
@@ -79,7 +100,14 @@ def check_names(plan: graph.Plan, shapes: Shapes, report: ShapeReport) -> None:
 def check_agreement(
     plan: graph.Plan, shapes: Shapes, inferred: Mapping[graph.Ref, Leaves | None], report: ShapeReport
 ) -> None:
-    """Report CP0705 for shapes that contradict each other."""
+    """Report CP0705 for shapes that contradict each other.
+
+    Args:
+        plan: The plan.
+        shapes: The shapes that were passed in.
+        inferred: The leaves of all values of the plan; None for those that could not be inferred.
+        report: Receives the diagnostics.
+    """
     values = {value.id: value for value in plan.values}
     states = {values[ref].name: ref for ref in plan.states}
 
@@ -96,17 +124,20 @@ def check_agreement(
                 agree(stage.operand, stage.center, "its center")
             if isinstance(stage, graph.ExchangeStage):
                 agree(stage.gradient, stage.states[0], "the weights that it is exchanged into")
-    _given_for_results(plan, shapes, inferred, report)
+    _check_passed(plan, shapes, inferred, report)
 
 
-def _given_for_results(
+def _check_passed(
     plan: graph.Plan, shapes: Shapes, inferred_leaves: Mapping[graph.Ref, Leaves | None], report: ShapeReport
 ) -> None:
     """Report CP0705 for passed shapes that contradict the shapes that the plan implies or declares."""
-    maps = (s for phase in plan.phases for s in phase.stages if isinstance(s, graph.MapStage))
+    stages = (stage for phase in plan.phases for stage in phase.stages)
+    maps = (stage for stage in stages if isinstance(stage, graph.MapStage))
     mapped = {ref for stage in maps if plan.fn(stage.fn).body is None for ref in stage.results}
-    open_ = {*plan.inputs, *plan.states, *mapped}
-    free = {value.name for value in plan.values if value.id in open_ and is_tree(value)}
+    # The caller defines the trees of these names. Shapes passed for names in fragments are those of whole
+    # values, and are compared there.
+    defined_outside = {*plan.inputs, *plan.states, *mapped}
+    free = {value.name for value in plan.values if value.id in defined_outside and is_tree(value)}
     free |= set(map(graph.name_of, fragments(plan)))
     for value in plan.values:
         passed, inferred = shapes.get(value.name), inferred_leaves[value.id]
@@ -118,7 +149,10 @@ def _given_for_results(
 
 
 def fragments(plan: graph.Plan) -> set[graph.Ref]:
-    """The values of phases in fragments. Passed shapes are those of whole values, and not of fragments."""
+    """The results of all stages of phases in fragments.
+
+    Shapes that the caller passes for their names are those of whole values, and not of fragments.
+    """
     in_fragments = (phase for phase in plan.phases if phase.fragments > 1)
     return {ref for phase in in_fragments for stage in phase.stages for ref in graph.results(stage)}
 
@@ -126,13 +160,23 @@ def fragments(plan: graph.Plan) -> set[graph.Ref]:
 def check_leaves(
     plan: graph.Plan, values: Mapping[graph.Ref, Value], sizes: Mapping[str, int]
 ) -> list[Diagnostic]:
-    """Check the leaf types of a plan whose shapes are bound.
+    """Check the leaves of a plan whose shapes are bound.
+
+    Args:
+        plan: The plan.
+        values: Its values as held by one rank, from `infer_shapes.infer`.
+        sizes: The number of ranks along each axis.
 
     Returns:
-        Diagnostics of means and elastic pulls of leaves that are no floats (CP0704), sums of bools (CP0721),
-        native sums with a wider accumulator (CP0606), scalars drawn separately for each shard (CP0758),
-        operands that do not fit a built-in function (CP0218), violated rules of stages (CP0429), and options
-        without effect (CP0613, CP0614).
+        Diagnostics, in the order of stages:
+
+        - CP0218: operands that do not fit a built-in function.
+        - CP0429: leaves that violate a rule of the stage, such as equal blocks of a swap.
+        - CP0606: native sums with a wider accumulator.
+        - CP0613, CP0614: float options of stages that send no floats, and options without effect.
+        - CP0704: means and elastic pulls of leaves that are no floats.
+        - CP0721: sums and means of bools, and reductions of integer types that are only moved.
+        - CP0758: random scalars that each shard of a split value would draw separately.
     """
     problems: list[Diagnostic] = []
     for stage in (stage for phase in plan.phases for stage in phase.stages):
@@ -153,16 +197,16 @@ def check_leaves(
             case graph.ElasticStage():
                 operand, how = stage.operand, "elastic"
             case graph.MapStage() if plan.fn(stage.fn).random and not stage.per_record:
-                cut = [values[ref] for ref in stage.results if values[ref].placement.split]
+                split = [values[ref] for ref in stage.results if values[ref].placement.split]
                 for label in (
-                    leaf.label(value.id) for value in cut for leaf in value.leaves if not leaf.shape
+                    leaf.label(value.id) for value in split for leaf in value.leaves if not leaf.shape
                 ):
                     message = f"{label} is a scalar, but each part of the split value would draw another one"
                     problems.append(Diagnostic("CP0758", message, stage.span, file=plan.file))
                 continue
             case _:
                 continue
-        wrong: dict[str, Diagnostic] = {}
+        wrong: dict[str, Diagnostic] = {}  # the first by code
         for leaf in values[operand].leaves:
             dtype, label = leaf.dtype, leaf.label(operand)
             for code, violation in (
@@ -180,7 +224,10 @@ def check_leaves(
 def builtin_misfit(
     plan: graph.Plan, stage: graph.Stage, values: Mapping[graph.Ref, Value]
 ) -> rules.Violation | None:
-    """The rule of the built-in function of `stage`, if it calls one, that its operands violate."""
+    """The rule that the operands of the built-in function of `stage` violate.
+
+    None if they violate none, or if `stage` calls no built-in function.
+    """
     fn, refs, _ = stage.function_call() or ("", (), ())
     body = plan.fn(fn).body if refs else None
     if body is None:
@@ -190,18 +237,18 @@ def builtin_misfit(
 
 
 def _elements(value: Value, by_record: bool) -> Leaves:
-    """The whole leaves of an operand, or those of one record."""
+    """The leaves of an operand before any split, or those of one record if `by_record` and it is records."""
     if not by_record or value.kind != "records":
         return value.uncut
     return tuple(Leaf(leaf.path, leaf.shape[1:], leaf.dtype) for leaf in value.leaves)
 
 
 def _idle_options(stage: Any, values: Mapping[graph.Ref, Value], file: str) -> list[Diagnostic]:
-    """Float options of a stage that sends no floats (CP0613), and options without effect (CP0614)."""
-    sent = stage.sends()
-    if sent is None or not values[sent[0]].leaves:
+    """CP0613 for float options of a stage that sends no floats; else CP0614 for options without effect."""
+    sends = stage.sends()
+    if sends is None or not values[sends[0]].leaves:
         return []
-    ref, how = sent
+    ref, how = sends
     hints: graph.Hints = stage.hints
     dtypes = {leaf.dtype for leaf in values[ref].leaves}
     options = {"wire": hints.wire, "accumulate": hints.accumulate}
@@ -216,13 +263,23 @@ def _idle_options(stage: Any, values: Mapping[graph.Ref, Value], file: str) -> l
             "CP0614", stage.span, file
         )
         for name, violation in idle.items()
-        if name != "integers" or values[ref].kind != "tree"  # of a plan for any tree
+        # A plan for any tree may have `integers` although this tree has no integer leaf.
+        if name != "integers" or values[ref].kind != "tree"
     ]
 
 
 def check_sizes(plan: graph.Plan, values: Mapping[graph.Ref, Value], ranks: int) -> list[Diagnostic]:
-    """Report CP0725 for values with more bytes, over all ranks, than a count can represent."""
-    wide: dict[str, Diagnostic] = {}  # by name: once for all values derived from it
+    """Check that the bytes of each leaf, times the number of ranks, can be counted in 63 bits.
+
+    Args:
+        plan: The plan.
+        values: Its values as held by one rank.
+        ranks: The number of ranks along all axes.
+
+    Returns:
+        One CP0725 for each name with a leaf that is too large.
+    """
+    wide: dict[str, Diagnostic] = {}  # by name: once for all versions of a value
     for value in plan.values:
         leaves = values[value.id].uncut
         wrong = next((leaf for leaf in leaves if leaf.size * leaf.dtype.nbytes * ranks > LARGEST), None)
@@ -238,10 +295,12 @@ def check_sizes(plan: graph.Plan, values: Mapping[graph.Ref, Value], ranks: int)
 
 
 def is_tree(value: graph.Value) -> bool:
+    """Whether `value` is a tree, or records of trees."""
     kind = value.type
     return isinstance(kind.element if isinstance(kind, RecordsType) else kind, TreeType)
 
 
 def _show(leaf: Leaf) -> str:
+    """The path, if any, and the type of `leaf`."""
     kind = ArrayType(leaf.dtype, leaf.shape)
     return f"`{leaf.path}` {kind}" if leaf.path else str(kind)

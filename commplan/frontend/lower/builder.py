@@ -17,7 +17,14 @@ from commplan.ir.types import DType
 
 
 class CollectiveStage(Protocol):
-    """A stage that becomes collectives: its result, place in the plan, algorithm and hints."""
+    """A stage that becomes collectives.
+
+    Attributes:
+        result: The value that the stage makes.
+        span: The place of the stage in the plan.
+        via: The algorithm in the plan; None if the compiler chooses.
+        hints: The options of the stage.
+    """
 
     @property
     def result(self) -> graph.Ref: ...
@@ -30,7 +37,14 @@ class CollectiveStage(Protocol):
 
 
 class CollectiveAction(NamedTuple):
-    """The effect of a collective on its operand."""
+    """The effect of a collective on its operand; see `ir.ops.collective.Collective`.
+
+    Attributes:
+        kind: The kind of collective.
+        op: The reduction; None for kinds that do not reduce.
+        root: The root, or the distance of a shift; None for other kinds.
+        divisor: The number that a sum is divided by; 1 for no division.
+    """
 
     kind: sched.CollectiveKind
     op: sched.ReduceOp | None = None
@@ -39,9 +53,16 @@ class CollectiveAction(NamedTuple):
 
 
 class PhaseBuilder:
-    """The ops so far, and all values by name.
+    """Collects the ops of a phase and the values that they make.
 
-    `weights` holds the weights and their sums that the phase has already computed, by weight, axes and type.
+    Args:
+        axes: The axes with sizes.
+        values: The values of the plan, as held by one rank. Further values are added to this mapping.
+
+    Attributes:
+        types: The axes and values, for `transfer` of ops.
+        ops: The ops so far, in order.
+        weights: The results of `total_weight` so far in this phase, by weight, axes and type.
     """
 
     def __init__(self, axes: tuple[sched.Axis, ...], values: dict[graph.Ref, sched.Value]) -> None:
@@ -51,11 +72,15 @@ class PhaseBuilder:
         self.weights: dict[tuple[graph.Ref, tuple[str, ...], DType], tuple[graph.Ref, graph.Ref]] = {}
 
     def dtype(self, scalar: graph.Ref) -> DType:
-        """The type of a scalar value."""
+        """The type of the value `scalar`, which has one leaf."""
         return self.values[scalar].leaves[0].dtype
 
     def emit(self, op: sched.Op) -> graph.Ref:
-        """Append `op`, and add its results if they are not declared. Returns the name of the first result."""
+        """Append `op`, and add its results to `values` if the plan does not declare them.
+
+        Returns:
+            The first result of `op`.
+        """
         add_results(op, self.types, self.values, self.values)
         self.ops.append(op)
         return sched.results(op)[0]
@@ -64,7 +89,16 @@ class PhaseBuilder:
         self, action: CollectiveAction, result: graph.Ref, operand: graph.Ref, over: tuple[str, ...],
         stage: CollectiveStage,
     ) -> None:  # fmt: skip
-        """Append a collective on whole values, with the algorithm and hints of `stage`."""
+        """Append a collective on a whole value.
+
+        Args:
+            action: The effect of the collective.
+            result: The value that it makes.
+            operand: The value that it reads.
+            over: The axes.
+            stage: The stage that it carries out, whose algorithm and hints it has. Without a `via`, the
+                algorithm is `native` until a later pass chooses one.
+        """
         value = self.values[operand]
         widest = sched.widest(value.leaves)
         self.emit(
@@ -78,12 +112,12 @@ class PhaseBuilder:
 
 
 def reduction(builder: PhaseBuilder, kind: sched.CollectiveKind, stage: graph.Reduce | graph.Scatter) -> None:
-    """Lower a reduce or scatter.
+    """Lower a reduce or scatter to a collective of `kind`.
 
     max, min, sum      -->  one collective
     mean               -->  the sum, divided by the number of ranks
-    mean, in another type than the values have
-                       -->  one collective, which divides before its sum is sent on
+    mean, if the stage has `integers`, or a leaf is sent or added in another type, or added in f16
+                       -->  one collective with a divisor, which the pass `wire` expands
     mean(weight = n)   -->  the sum of x n / (sum of n), in its accumulation type
     """
     op, over = stage.op, stage.axes
@@ -97,8 +131,8 @@ def reduction(builder: PhaseBuilder, kind: sched.CollectiveKind, stage: graph.Re
         _weighted_mean(builder, kind, stage, op.weight)
         return
     ranks = builder.types.ranks(over)
-    narrow = any(map(hints.changes, dtypes))
-    if narrow or hints.integers is not None or any(map(hints.divides_first, dtypes)):
+    changes_type = any(map(hints.changes, dtypes))
+    if changes_type or hints.integers is not None or any(map(hints.divides_first, dtypes)):
         mean = CollectiveAction(kind, "sum", divisor=ranks)
         builder.collective(mean, stage.result, stage.operand, over, stage)
         return
@@ -110,9 +144,11 @@ def reduction(builder: PhaseBuilder, kind: sched.CollectiveKind, stage: graph.Re
 def _weighted_mean(
     builder: PhaseBuilder, kind: sched.CollectiveKind, stage: graph.Reduce | graph.Scatter, weight: graph.Ref
 ) -> None:
-    """y = mean(x, weight = n)  -->  N = sum(n); y = sum(x n / N)
+    """Lower a mean with weights.
 
-    y = mean(x of 16 bits)  -->  y = cast(sum(cast(x, f32) n / N), the types of x)
+    y = mean(x, weight = n)  -->  N = sum(n); y = sum(x n / N)
+    y = mean(x, weight = n), with an accumulation type wider than x
+                             -->  N = sum(n); y = cast(sum(cast(x) n / N), the types of x)
     """
     dtypes = tuple(leaf.dtype for leaf in builder.values[stage.operand].leaves)
     products = tuple(map(stage.hints.term_type, dtypes))
@@ -132,9 +168,18 @@ def _weighted_mean(
 def total_weight(
     builder: PhaseBuilder, weight: graph.Ref, stage: graph.Reduce | graph.Scatter, dtype: DType
 ) -> tuple[graph.Ref, graph.Ref]:
-    """`weight` in `dtype`, and its sum over the axes of `stage`, computed once per phase.
+    """Emit a weight in `dtype` and its sum over the axes of `stage`, once per phase.
 
-    Along axes over which the weight is the same, the sum is a product.
+    Along axes over which the weight is the same, the sum is a product with the number of ranks.
+
+    Args:
+        builder: The ops of the phase.
+        weight: The weight, a scalar.
+        stage: The stage that uses the weight. The sum has its options, except those about types.
+        dtype: The float type in which the weight is sent and added.
+
+    Returns:
+        The references to the converted weight and to its sum.
     """
     over, key = stage.axes, (weight, stage.axes, dtype)
     if key in builder.weights:

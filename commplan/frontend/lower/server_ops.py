@@ -1,8 +1,8 @@
 """Lower the traffic between workers and servers to `Put` and `Get` ops.
 
-A state on a server that a phase sets without `exchange` or `elastic` is put there; one that it reads without
-them is fetched first. The weights of an exchange come with its answer; other results on servers are fetched
-afterwards.
+A phase that sets a state on a server without `exchange` or `elastic` puts the new value there (`Put`). A phase
+that reads one without them fetches it first (`Get`). The workers receive the first result of an exchange with
+its answer; other results stay on the servers and are fetched if a `map` or an output reads them.
 
     half = map fn(weights)          -->  weights.0/got = get(weights.0); half = map fn(weights.0/got)
     weights = broadcast params      -->  weights.1 = broadcast params; weights.1/there = put(weights.1)
@@ -22,16 +22,17 @@ from commplan.ir.ops import add_results
 from commplan.ir.plan import Binding, Ref, Value
 from commplan.ir.transfer import placed
 
+# Outputs or updates of a phase, bound to values of the schedule.
 Bindings = tuple[sched.Binding, ...]
 
 
 def lower_server_ops(
     builder: PhaseBuilder, states: Sequence[Value], outputs: Sequence[Binding], updates: Sequence[Binding]
 ) -> tuple[Bindings, Bindings]:
-    """Add `Get` and `Put` ops to a phase.
+    """Add `Get` and `Put` ops to a phase, and remove broadcasts that they make superfluous.
 
     Args:
-        builder: The ops of the phase.
+        builder: The ops of the phase, which are replaced, and its values, which are added to.
         states: All states of the plan.
         outputs: The outputs of the phase in the plan.
         updates: The updates of the phase in the plan.
@@ -50,7 +51,17 @@ def lower_server_ops(
 
 
 class _ServerReads:
-    """The ops so far, and the values that are on servers, with their spans."""
+    """Inserts `Get` ops before the first op, or output, that reads a value on a server.
+
+    Args:
+        builder: The values of the phase, which the fetched ones are added to.
+        on_servers: The values that exist on servers only, with the spans that make them. Results of later
+            ops are added.
+
+    Attributes:
+        ops: The ops so far, with the inserted ones.
+        fetched: The fetched copy of each value that has been read.
+    """
 
     def __init__(self, builder: PhaseBuilder, on_servers: dict[Ref, Span]) -> None:
         self.builder, self.on_servers = builder, on_servers
@@ -58,6 +69,7 @@ class _ServerReads:
         self.fetched: dict[Ref, Ref] = {}
 
     def add(self, op: sched.Op) -> None:
+        """Append `op`, after the `Get` ops that it needs. Only `map` reads fetched values."""
         if isinstance(op, sched.Map):
             op = sched.substitute(op, {ref: self.get(ref, op.span) for ref in op.operands})
         self.ops.append(op)
@@ -66,7 +78,12 @@ class _ServerReads:
             self.on_servers |= dict.fromkeys(server_results(request), op.span)
 
     def get(self, ref: Ref, span: Span | None = None) -> Ref:
-        """`ref`, or the value fetched from the server if it is there."""
+        """`ref`, or its fetched copy if it is on a server.
+
+        Args:
+            ref: The value.
+            span: The place of the read, for the `Get`; None for that of the value.
+        """
         if ref not in self.on_servers:
             return ref
         if ref not in self.fetched:
@@ -83,12 +100,17 @@ def _put(
 
     If an op broadcasts the value of the first worker and only servers need the result, the broadcast is
     removed, since the first worker itself puts the value.
+
+    Args:
+        builder: The ops of the phase, which the `Put` ops are added to.
+        updates: The updates, each with its state if that is on a server, else None.
+        read: The values that the phase outputs.
     """
     uses = DefUse(builder.ops)
     read = read.union(*(sched.operands(op) for op in builder.ops))
     bound: list[sched.Binding] = []
     puts: list[sched.Op] = []
-    unread: set[Ref] = set()
+    unread: set[Ref] = set()  # the results of broadcasts to remove
     for binding, state in updates:
         ref, maker = binding.value, uses.maker(binding.value)
         if state is None or maker is None or isinstance(maker, sched.Exchange | sched.Elastic):

@@ -1,7 +1,8 @@
 """The pass `lower`: from the plan graph, with sizes and shapes, to a schedule.
 
-Each stage becomes a few ops on whole values, which later passes pack, split and order. `reduce by mean` -->
-all_reduce sum, then a division.
+Each stage becomes a few ops on whole values, which later passes pack, split and order:
+
+    y = reduce x over data by mean   -->  y.1/sum = all_reduce sum(x.1); y.1 = scale(y.1/sum, div 4)
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ def lower(
     backend: sched.Backend = "jax",
     hosts: tuple[str, ...] = (),
 ) -> sched.Schedule:
-    """The schedule of `plan` before any pass.
+    """The schedule of `plan` before any other pass.
 
     Args:
         plan: The plan.
-        axes: The axes with sizes.
+        axes: The axes with sizes, from `bind_axes.bind_axes`.
         values: One rank's values, from `infer_shapes.infer`.
         backend: The target backend.
-        hosts: The names of the hosts, if the topology lists them.
+        hosts: The names of the hosts in order of places; empty if the topology does not list them.
     """
     return sched.Schedule(
         plan=plan.name,
@@ -56,7 +57,12 @@ def lower(
 
 
 class Lowering(PhaseBuilder):
-    """Lowers the stages of one phase after another."""
+    """Lowers the stages of one phase after another. Methods other than `phase` append the ops of a stage.
+
+    Attributes:
+        plan: The plan.
+        streams: For each random function, the number of its calls in this phase so far.
+    """
 
     def __init__(
         self, plan: graph.Plan, axes: tuple[sched.Axis, ...], values: Mapping[graph.Ref, sched.Value]
@@ -66,6 +72,7 @@ class Lowering(PhaseBuilder):
         self.streams: Counter[str] = Counter()
 
     def phase(self, phase: graph.Phase) -> sched.Phase:
+        """Lower `phase`, whose ops replace those of the phase before."""
         self.ops, self.weights, self.streams = [], {}, Counter[str]()
         for stage in phase.stages:
             _STAGES.get(type(stage), Lowering.over_axes)(self, stage)
@@ -92,6 +99,7 @@ class Lowering(PhaseBuilder):
         return bind_sources(lowered)
 
     def map(self, stage: graph.MapStage) -> None:
+        """Each call of a random function in the phase has another random stream, from 1."""
         fn = self.plan.fn(stage.fn)
         lane = "host_compute" if fn.where == "host" else "device"
         self.streams[fn.name] += fn.random
@@ -99,20 +107,25 @@ class Lowering(PhaseBuilder):
         self.ops.append(assemble(sched.Map, stage, random=fn.random, stream=stream, lane=lane))
 
     def share(self, stage: graph.ShareStage) -> None:
+        """A share in the plan is pinned: passes keep its design."""
         count = stage.via.get("readers")
         readers = int(count) if count is not None else None
         op = assemble(sched.Share, stage, design=stage.via.name, readers=readers, pinned=True)
         self.ops.append(op)
 
     def over_axes(self, stage: Any) -> None:
-        """Lower a stage with one operand to one collective."""
+        """Lower a `StageOverAxes` that reduces nothing to one collective of its kind (`COLLECTIVE`)."""
         kind = cast("sched.CollectiveKind", stage.COLLECTIVE)
         root = stage.rank(self.types.ranks)
         action = CollectiveAction(kind, root=root)
         self.collective(action, stage.result, stage.operand, stage.axes, stage)
 
     def elastic(self, stage: graph.ElasticStage) -> None:
-        """sync --> pull, sum, and update of the center; other modes --> one op for the exchange."""
+        """Lower elastic averaging.
+
+        sync         -->  the pull, its sum over the workers, and an update of the center
+        other modes  -->  one op for the exchange with a server
+        """
         if stage.mode != "sync":
             self.ops.append(assemble(sched.Elastic, stage, lane="network"))
             return
@@ -122,11 +135,13 @@ class Lowering(PhaseBuilder):
         self.ops.append(sched.Update(stage.result, stage.center, total, stage.span))
 
     def exchange(self, stage: graph.ExchangeStage) -> None:
+        """An exchange remains one op. A pass lowers those among workers to collectives."""
         name = "mean" if stage.op.name == "mean" else "sum"
         op = assemble(sched.Exchange, stage, op=name, weight=stage.op.weight, algorithm=stage.via)
         self.ops.append(op)
 
 
+# How stages are lowered, by type; `Lowering.over_axes` lowers the others.
 _STAGES: dict[type, Callable[[Lowering, Any], None]] = {
     graph.Load: lambda builder, stage: builder.ops.append(assemble(sched.Read, stage)),
     graph.MapStage: Lowering.map,
