@@ -1,4 +1,7 @@
-"""Build the sites of a schedule: the layout of each state, and the messages of each op."""
+"""Build the sites of a schedule: the layout of each state, and the messages of each op.
+
+See `sites` for the result, and `units` for the layouts.
+"""
 
 from __future__ import annotations
 
@@ -15,37 +18,50 @@ from commplan.ir.types import DType
 from commplan.protocol.sites import FIRST_TAG, Buffer, Chunk, Kind, Site, Sites
 from commplan.protocol.units import Flat, StateLayout, layout_auxiliary_state, layout_weights
 
-# The states of a request, the worker's messages, and the answers.
+# The states of a site, the buffers that a worker sends, and the buffers of the answer.
 _Request = tuple[tuple[Value, ...], tuple[Buffer, ...], tuple[Buffer, ...]]
 
 
 def sites(schedule: Schedule) -> Sites:
-    """The sites of `schedule`; none if no state is on a server.
+    """The sites of `schedule`, which are the same on all ranks.
 
     Raises:
         CommplanError: CP0726 for an auxiliary state that cannot be divided. CP0767 for a state with two kinds
             of update. CP0729 if workers neither reduce over an axis nor have separate states along it.
     """
-    return _Survey(schedule).sites()
+    return _SiteBuilder(schedule).sites()
 
 
-class _Survey:
+class _SiteBuilder:
+    """Builds the sites of one schedule.
+
+    Attributes:
+        schedule: The schedule.
+        entry: The inputs and states, with their values on entry to a phase.
+        tags: The tags that are not used yet. Messages are numbered in the order in which they are posted.
+        first: The number of the first server of each server declaration.
+        servers: The number of servers of all declarations.
+        layouts: The layouts of states so far, by name.
+        updates: How the servers update each state, in words, and the first place that does so.
+        read: By phase, the values that its workers read or return.
+    """
+
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.entry = {value.id: value for value in schedule.entry}
-        self.tags = itertools.count(FIRST_TAG)  # in the order of posting
+        self.tags = itertools.count(FIRST_TAG)
         self.first: dict[str, int] = {}
-        count = 0
+        self.servers = 0
         for axis in schedule.axes:
             if axis.kind is AxisKind.SERVER:
-                self.first[axis.name] = count
-                count += axis.size
-        self.servers = count
+                self.first[axis.name] = self.servers
+                self.servers += axis.size
         self.layouts: dict[str, StateLayout] = {}
-        self.used: dict[str, tuple[str, Span]] = {}
-        self.read: dict[str, set[Ref]] = {}  # by phase: the values that its workers read or return
+        self.updates: dict[str, tuple[str, Span]] = {}
+        self.read: dict[str, set[Ref]] = {}
 
     def sites(self) -> Sites:
+        """The sites in the order of the schedule; empty if there are no servers."""
         calls: list[Site] = []
         if self.servers:
             ops = list(self._ops())
@@ -58,6 +74,7 @@ class _Survey:
         return Sites(tuple(calls), axes, self.servers)
 
     def _ops(self) -> Iterator[tuple[Phase, ServerOp, dict[Ref, Value]]]:
+        """The ops that use servers, each with its phase and the values of the phase. Sets `read`."""
         for phase in self.schedule.phases:
             values = self.entry | {value.id: value for value in phase.values}
             self.read[phase.name] = {ref for op in phase.ops for ref in worker_operands(op, values)}
@@ -87,7 +104,8 @@ class _Survey:
             )
 
     def _check_use(self, name: str, how: str, span: Span) -> None:
-        first_how, first_span = self.used.setdefault(name, (how, span))
+        """Raise CP0767 if an earlier op updates the state `name` in another way than `how`."""
+        first_how, first_span = self.updates.setdefault(name, (how, span))
         if first_how != how:
             message = (
                 f"the state `{name}` is used by `{how}` here, and by `{first_how}` on line {first_span.line}"
@@ -96,25 +114,28 @@ class _Survey:
             fail("CP0767", message, fix, span=span, file=self.schedule.file)
 
     def _server_count(self, value: Value) -> int:
+        """The number of servers that store the state `value`."""
         assert value.placement.server is not None
         return self.schedule.axis(value.placement.server).size
 
     def _layout(self, value: Value) -> StateLayout:
+        """The layout of the state `value`."""
         name = name_of(value.id)
-        if name not in self.layouts:  # never exchanged: put and got alone
+        if name not in self.layouts:  # only `put` and `get` use the state
             keys = [leaf.dtype for leaf in value.leaves]
             self.layouts[name] = layout_weights(value.leaves, keys, self._server_count(value), None)
         return self.layouts[name]
 
     def _site(self, number: int, phase: Phase, op: ServerOp, values: dict[Ref, Value]) -> Site:
+        """The site of `op`, the one with index `number`. Takes the tags of its messages."""
         fields: dict[str, Any] = {}
         match op:
             case Exchange():
-                states, up, down = self._meeting(phase, op, values)
+                states, up, down = self._update_request(phase, op, values)
                 fields |= {"staleness": op.hints.staleness or 0, "mean": op.op == "mean"}
                 fields |= {"fn": op.fn, "weight": op.weight}
             case Elastic():
-                states, up, down = self._meeting(phase, op, values)
+                states, up, down = self._update_request(phase, op, values)
                 fields |= {"staleness": op.hints.staleness, "mode": op.mode, "eta": op.eta, "rho": op.rho}
             case Put():
                 states, down = (values[name_of(op.result) + ".0"],), ()
@@ -136,8 +157,12 @@ class _Survey:
             up, down, **fields,
         )  # fmt: skip
 
-    def _meeting(self, phase: Phase, op: Exchange | Elastic, values: dict[Ref, Value]) -> _Request:
-        """Workers send a gradient, or their weights, and get the state as their servers then have it."""
+    def _update_request(self, phase: Phase, op: Exchange | Elastic, values: dict[Ref, Value]) -> _Request:
+        """The request of an exchange or elastic.
+
+        Workers send the scalars, and a gradient or their weights. They receive the weights or their pull, or
+        a token if the phase does not use the result of the exchange.
+        """
         (operand, *scalars), answer = worker_operands(op, values), results(op)[0]
         states, wire = tuple(values[ref] for ref in server_operands(op)), op.hints.wire
         self._check_apart(op, states[0])
@@ -153,6 +178,7 @@ class _Survey:
         return states, tuple(up), down
 
     def _check_apart(self, op: Exchange | Elastic, state: Value) -> None:
+        """Raise CP0729 if workers along an axis would all send the same value for `state`."""
         several = [axis.name for axis in self.schedule.mesh_axes if axis.size > 1]
         unnamed = [name for name in several if name not in (*op.axes, *state.placement.per)]
         if unnamed:
@@ -167,6 +193,7 @@ class _Survey:
     def _data(
         self, layout: StateLayout, flats: Sequence[Flat], dtypes: Iterable[DType], value: Ref, slot: int = 0
     ) -> tuple[Buffer, ...]:
+        """The buffers of one slot, one for each of its parts `flats`, sent in `dtypes`."""
         buffers: list[Buffer] = []
         for part, (flat, dtype) in enumerate(zip(flats, dtypes, strict=True)):
             units = (unit for unit in layout.units if unit.part == part)
@@ -175,14 +202,21 @@ class _Survey:
         return tuple(buffers)
 
     def _whole(self, layout: StateLayout, value: Ref, state: Value, *, down: bool) -> tuple[Buffer, ...]:
-        """A whole state: its scalars, and all of its slots."""
+        """The buffers of a whole state: its scalars, and all of its slots.
+
+        Args:
+            layout: The layout of the state.
+            value: The value that is sent, or that the answer becomes.
+            state: The state, whose dtypes the buffers have.
+            down: Whether servers send it.
+        """
         buffers: list[Buffer] = []
         for index in layout.scalars:
             dtype = state.leaves[index].dtype
             buffers.append(self._each("scalar", dtype, layout, value, (index,), down=down))
         for slot, flats in enumerate(layout.slots):
             buffers += self._data(layout, flats, [flat.dtype for flat in flats], value, slot)
-        if not buffers and not down:  # for a state without leaves, an acknowledgement
+        if not buffers and not down:  # an auxiliary state without leaves is set too
             return (self._each("token", DType.I32, layout),)
         return tuple(buffers)
 
@@ -196,11 +230,26 @@ class _Survey:
         *,
         down: bool = False,
     ) -> Buffer:
-        """One element to or from every server that owns a part; a small state may leave some without."""
+        """A buffer with one element to or from every server that owns a unit.
+
+        A small state may have fewer units than servers. A worker sends the same element to each server;
+        coming down, each server's answer has its own element of the buffer.
+
+        Args:
+            kind: The content.
+            dtype: The dtype.
+            layout: The layout of the state.
+            value: The value, for a scalar.
+            leaves: The index of its leaf.
+            down: Whether servers send it.
+        """
         servers = sorted({unit.server for unit in layout.units})
-        chunks = tuple(Chunk(j, i if down else 0, 1, next(self.tags)) for i, j in enumerate(servers))
+        chunks = tuple(
+            Chunk(server, index if down else 0, 1, next(self.tags)) for index, server in enumerate(servers)
+        )
         return Buffer(kind, dtype, len(chunks) if down else 1, chunks, value, leaves)
 
 
 def _wire(dtype: DType, wire: DType | None) -> DType:
+    """The type in which values of `dtype` are sent. Only floats are sent in the type `wire`."""
     return wire if wire is not None and dtype.is_float else dtype

@@ -1,8 +1,9 @@
 """Sites: the ops of a schedule that communicate with servers, and the messages of each.
 
-A *request* is one worker at one site: it sends its messages to the servers in the order of their tags, then
-receives the answers. Each message has a unique tag, the same for every worker and every step, so the schedule
-determines the messages on both sides. Tags below `FIRST_TAG` are for control.
+A *request* is one execution of a site by one worker: it sends its messages to the servers in the order of
+their tags, then receives the answers. Each message of a site has a tag that no other message of the schedule
+has, and that is the same for every worker and every step. So the schedule determines the messages on both
+sides. Tags below `FIRST_TAG` are for control.
 """
 
 from __future__ import annotations
@@ -19,18 +20,27 @@ from commplan.ir.plan import Ref
 from commplan.ir.types import DType, ServedMode
 from commplan.protocol.units import StateLayout
 
-LEAVE = 1  # a worker sends no further messages
-LEFT = 5  # a server that all workers have left sends no further messages
+# The tag of a worker's last message to a server.
+LEAVE = 1
+# The tag of the last message of a server, which it sends when all workers have left.
+LEFT = 5
+# The first tag of the messages of sites.
 FIRST_TAG = 16
 
+# The op of a site; see `ir.ops`.
 Kind = Literal["put", "get", "exchange", "elastic"]
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """One message: elements `start` to `start + size` - 1 of a buffer, to or from `server`.
+    """One message: a run of elements of a buffer.
 
     Attributes:
-        unit: the unit of the state that the elements belong to; -1 if they belong to the whole request.
+        server: The server, counted from 0 among the servers of the site.
+        start: The first element in the buffer.
+        size: The number of elements.
+        tag: The tag of the message.
+        unit: The number of the state's unit that the elements belong to; -1 for scalars and tokens, which
+            belong to the whole request.
     """
 
     server: int
@@ -41,13 +51,22 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Buffer(msgspec.Struct, frozen=True):
-    """A flat buffer that a worker sends or gets, and its chunks in the order of their tags.
+    """A flat buffer that a worker sends or receives.
 
     Attributes:
-        content: `data`, the leaves `leaves` of `value` one after another, which are part `part` of slot
-            `slot` of its state; `scalar`, `value` or leaf `leaves[0]` of it, in one message for each server
-            (one element going up; the same element from each server coming down); `token`, i32 whose values
-            are unused.
+        content: The content of the buffer:
+
+            - `data`: the leaves `leaves` of `value`, one after another.
+            - `scalar`: leaf `leaves[0]` of `value`. A worker sends the same element to each server, and
+              receives one element from each server.
+            - `token`: elements whose values are unused.
+        dtype: The dtype on the wire; i32 for tokens.
+        size: The number of elements.
+        chunks: The messages, in the order of their tags.
+        value: The value that is sent, or that the answer becomes; empty for tokens.
+        leaves: The indices of the leaves; empty for tokens.
+        slot: For data, the index in `StateLayout.slots`.
+        part: For data, the index of the part in the slot.
     """
 
     content: Literal["data", "scalar", "token"]
@@ -61,7 +80,7 @@ class Buffer(msgspec.Struct, frozen=True):
 
 
 def nbytes_of(buffers: Iterable[Buffer], server: int | None = None) -> int:
-    """Bytes of all messages of `buffers`, or of those to or from one server."""
+    """The bytes of all messages of `buffers`, or of those to or from `server` if it is not None."""
     return sum(
         chunk.size * buffer.dtype.nbytes
         for buffer in buffers
@@ -71,7 +90,13 @@ def nbytes_of(buffers: Iterable[Buffer], server: int | None = None) -> int:
 
 
 class StateDistribution(msgspec.Struct, frozen=True):
-    """The distribution of a state over its servers: bytes of each server, and the largest over the mean."""
+    """The distribution of a state over its servers.
+
+    Attributes:
+        state: The name of the state.
+        units: The number of units.
+        nbytes: The bytes of each server, without scalars.
+    """
 
     state: str
     units: int
@@ -79,6 +104,7 @@ class StateDistribution(msgspec.Struct, frozen=True):
 
     @property
     def balance(self) -> float:
+        """The bytes of the server with the most, divided by the mean; 1 if there are no bytes."""
         total = sum(self.nbytes)
         return max(self.nbytes) * len(self.nbytes) / total if total else 1.0
 
@@ -87,15 +113,30 @@ class Site(msgspec.Struct, frozen=True):
     """One op of a phase that communicates with servers.
 
     Attributes:
-        result: the first result of the op.
-        server: the name of the server declaration.
-        servers: the number of its servers.
-        first: the number of its first server in the plan.
-        per: the axes along which workers have separate states on the server (their group).
-        states: the names of the states; the units of the first one are distributed.
-        layouts: the layout of each state.
-        up, down: the buffers of a worker's request and of the answer.
-        token: the buffers that members other than the first send for a `put`.
+        number: The index of the site in `Sites.all`.
+        kind: The op.
+        phase: The name of the phase.
+        result: The first result of the op.
+        span: The place of the op in the plan.
+        server: The name of the server declaration.
+        first: The number, among all servers of the plan, of the declaration's first server.
+        servers: The number of servers of the declaration.
+        per: The axes along which workers have separate states on the servers. Workers at the same place along
+            these axes form a group.
+        states: The names of the states. All are divided by the units of the first one.
+        layouts: The layout of each state.
+        up: The buffers of a worker's request.
+        down: The buffers of the answer; empty for a put.
+        token: For a put, the buffers that members of a group other than the first send; else empty.
+        mode: The mode of an `elastic`; None for other kinds.
+        staleness: For an exchange, the number of updates that may be missing in an answer. For an elastic,
+            the number of requests by which a worker may be ahead of the slowest of its group, or None for no
+            limit. None for other kinds.
+        fn: The update function of an exchange; else empty.
+        mean: Whether an exchange averages gradients instead of adding them.
+        weight: The weight of the mean of an exchange; None if there is none.
+        eta: For an elastic, the first coefficient, a number or the scalar value that workers send.
+        rho: For an elastic, the second coefficient, as `eta`.
     """
 
     number: int
@@ -122,21 +163,24 @@ class Site(msgspec.Struct, frozen=True):
 
     @property
     def layout(self) -> StateLayout:
-        """The layout of its first state."""
+        """The layout of the first state."""
         return self.layouts[0]
 
     @property
     def distributions(self) -> tuple[StateDistribution, ...]:
-        """The distribution of each of its states."""
+        """The distribution of each state."""
         named = zip(self.states, self.layouts, strict=True)
         return tuple(StateDistribution(name, len(layout.units), layout.stored) for name, layout in named)
 
 
 class Sites(msgspec.Struct, frozen=True):
-    """All sites of a schedule, in its order, the same on all ranks.
+    """All sites of a schedule, the same on all ranks.
 
     Attributes:
-        axes: the axes of the mesh, in the plan's order.
+        all: The sites, in the order of the schedule; empty if no state is on a server.
+        axes: The names and sizes of the axes of the mesh, in the plan's order. A worker is a rank over these
+            axes, the first one major.
+        servers: The number of servers of all declarations.
     """
 
     all: tuple[Site, ...]
@@ -145,29 +189,38 @@ class Sites(msgspec.Struct, frozen=True):
 
     @property
     def workers(self) -> int:
+        """The number of workers."""
         return math.prod(size for _, size in self.axes)
 
     def at(self, phase: str, result: Ref) -> Site:
-        """The site of the op that makes `result` first. Raises KeyError."""
+        """The site in `phase` of the op whose first result is `result`. Raises KeyError if there is none."""
         for site in self.all:
             if (site.phase, site.result) == (phase, result):
                 return site
         raise KeyError(f"{phase}: {result}")
 
     def group(self, site: Site, worker: int) -> int:
-        """The group of a worker at a site: its place along `per`, row-major."""
+        """The number of the group of `worker` at a site: its place along the axes `per`, row-major."""
         sizes = dict(self.axes)
         along = [name for name in sizes if name in site.per]
         return position(coordinates(worker, sizes, sizes), along, sizes)
 
     def members(self, site: Site) -> tuple[tuple[int, ...], ...]:
-        """The workers of each group, in rank order."""
+        """The workers of each group in rank order, indexed by the number of the group."""
         sizes = dict(self.axes)
         return tuple(groups([name for name in sizes if name not in site.per], sizes))
 
 
 class SiteMessage(NamedTuple):
-    """One message: `size` elements from `start` of buffer number `buffer` of `sent`, or of `Site.down`."""
+    """One message of a request or of its answer: a run of elements of a buffer.
+
+    Attributes:
+        server: The server, counted from 0 among the servers of the site.
+        tag: The tag.
+        buffer: The index of the buffer in `sent` for a request, or in `Site.down` for an answer.
+        start: The first element in the buffer.
+        size: The number of elements.
+    """
 
     server: int
     tag: int
@@ -177,25 +230,26 @@ class SiteMessage(NamedTuple):
 
 
 def sent(site: Site, *, first: bool) -> tuple[Buffer, ...]:
-    """The buffers that a worker sends.
+    """The buffers that a worker sends for a request.
 
     Args:
-        first: whether it is the first of its group, which alone sends a put.
+        site: The site.
+        first: Whether the worker is the first of its group, which alone sends the value of a put.
     """
     return site.up if first or site.kind != "put" else site.token
 
 
 def sends(site: Site, *, first: bool) -> tuple[SiteMessage, ...]:
-    """The messages of a request in the order in which they are posted. The site's first server is 0."""
-    return tuple(_moves(sent(site, first=first)))
+    """The messages of a request in the order in which they are posted. Arguments are those of `sent`."""
+    return tuple(_messages(sent(site, first=first)))
 
 
 def receives(site: Site) -> tuple[SiteMessage, ...]:
-    """The messages that answer a request, in any order."""
-    return tuple(_moves(site.down))
+    """The messages that answer a request. They may arrive in any order."""
+    return tuple(_messages(site.down))
 
 
-def _moves(buffers: tuple[Buffer, ...]) -> Iterator[SiteMessage]:
+def _messages(buffers: tuple[Buffer, ...]) -> Iterator[SiteMessage]:
     for number, buffer in enumerate(buffers):
         for chunk in buffer.chunks:
             yield SiteMessage(chunk.server, chunk.tag, number, chunk.start, chunk.size)

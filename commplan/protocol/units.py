@@ -20,12 +20,12 @@ from commplan.protocol import chunks
 
 
 class Flat(msgspec.Struct, frozen=True):
-    """Leaves of one dtype, one after another.
+    """Leaves of one dtype, flattened and joined.
 
     Attributes:
-        dtype: the dtype.
-        leaves: the indices of the leaves in the value, in order.
-        size: the number of elements.
+        dtype: The dtype.
+        leaves: The indices of the leaves in their value, in the order of the buffer.
+        size: The number of elements.
     """
 
     dtype: DType
@@ -34,7 +34,15 @@ class Flat(msgspec.Struct, frozen=True):
 
 
 class StateUnit(msgspec.Struct, frozen=True):
-    """Elements `start` to `start + size` - 1 of part `part`, owned by server `server` (counted from 0)."""
+    """A run of elements of a part, which one server owns.
+
+    Attributes:
+        number: The index of the unit in `StateLayout.units`.
+        part: The index of the part in `StateLayout.parts`.
+        start: The first element in the part.
+        size: The number of elements, at least 1.
+        server: The owner, counted from 0 among the servers of the state.
+    """
 
     number: int
     part: int
@@ -47,10 +55,12 @@ class StateLayout(msgspec.Struct, frozen=True):
     """The layout of a state on `servers` servers.
 
     Attributes:
-        servers: the number of servers.
-        slots: the flat parts of each copy of the weights' structure; one copy for the weights themselves.
-        scalars: the indices of leaves that are stored with every unit.
-        units: the units of the weights.
+        servers: The number of servers.
+        slots: The flat parts of each copy of the weights' structure. Weights have one slot; an auxiliary
+            state has any number, also none.
+        scalars: The indices of leaves that are stored with every unit; empty for weights.
+        units: The units of the weights, in the order of parts and elements. Every slot is divided in the same
+            way. Empty if the weights have no elements.
     """
 
     servers: int
@@ -60,24 +70,25 @@ class StateLayout(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> tuple[Flat, ...]:
+        """The flat parts of the first slot. Raises IndexError if the layout has no slot."""
         return self.slots[0]
 
     def owned(self, server: int) -> tuple[StateUnit, ...]:
-        """The units of one server, in order."""
+        """The units of server `server`, counted from 0, in order."""
         return tuple(unit for unit in self.units if unit.server == server)
 
     def nbytes(self, unit: StateUnit) -> int:
-        """Bytes of a unit of the weights."""
+        """The bytes of a unit in the first slot."""
         return unit.size * self.parts[unit.part].dtype.nbytes
 
     @property
     def stored(self) -> tuple[int, ...]:
-        """Bytes of each server, in all slots."""
+        """The bytes that each server stores in all slots, without scalars."""
         return self._nbytes(self.slots)
 
     @property
     def loads(self) -> tuple[int, ...]:
-        """Bytes of weights of each server."""
+        """The bytes of the first slot that each server stores."""
         return self._nbytes(self.slots[:1])
 
     def _nbytes(self, slots: Sequence[tuple[Flat, ...]]) -> tuple[int, ...]:
@@ -91,13 +102,15 @@ class StateLayout(msgspec.Struct, frozen=True):
 def layout_weights(
     leaves: Sequence[Leaf], keys: Sequence[object], servers: int, chunk: int | None
 ) -> StateLayout:
-    """Lay out weights on servers.
+    """Lay out weights, or a state that is never exchanged, on servers.
 
     Args:
-        leaves: the leaves.
-        keys: for each leaf its dtype and that of its gradient; leaves with equal keys are joined.
-        servers: the number of servers.
-        chunk: the largest unit in bytes, rounded down to elements; the default size if None.
+        leaves: The leaves; those without elements belong to no part.
+        keys: A hashable key for each leaf. Leaves with equal keys, which have equal dtypes, form a part. Keys
+            of weights contain the dtype of the gradient too, since a part is sent as one buffer.
+        servers: The number of servers, at least 1.
+        chunk: The largest unit in bytes, rounded down to elements, but at least one element; None for the
+            default size.
     """
     groups: dict[object, Flat] = {}  # in the order of first appearance
     for index, (leaf, key) in enumerate(zip(leaves, keys, strict=True)):
@@ -125,16 +138,18 @@ def layout_auxiliary_state(
     """Lay out the state of an optimizer with the units of its weights.
 
     Args:
-        state_leaves: the leaves of the state.
-        leaves: the leaves of the weights.
-        weights: the layout of the weights.
-        span: the span of the stage, for errors.
-        file: the file of the plan, for errors.
+        state_leaves: The leaves of the state.
+        leaves: The leaves of the weights.
+        weights: The layout of the weights.
+        span: The span of the stage, for errors.
+        file: The file of the plan, for errors.
 
     Raises:
-        CommplanError: CP0726 for a leaf that is neither a scalar nor part of a whole copy of the weights.
+        CommplanError: CP0726 for a leaf that is neither a scalar nor part of a whole copy of the weights, or
+            if a copy has several dtypes in one part of the weights.
     """
-    # By path prefix: the leaf of the state for each leaf of the weights.
+    # For each copy of the weights, by the prefix of its paths: the index of the leaf of the state for that of
+    # each leaf of the weights.
     copies: dict[str, dict[int, int]] = {}
     scalars: list[int] = []
     matches = weights_of(state_leaves, leaves)
@@ -164,7 +179,15 @@ def layout_auxiliary_state(
 def _slot(
     copy: dict[int, int], state_leaves: Sequence[Leaf], weights: StateLayout, span: Span, file: str
 ) -> tuple[Flat, ...]:
-    """The flat parts of a copy of the weights, which maps a leaf of the weights to a leaf of the state."""
+    """The flat parts of a copy of the weights.
+
+    Args:
+        copy: For each leaf of the weights, the leaf of the state, both as indices.
+        state_leaves: The leaves of the state.
+        weights: The layout of the weights.
+        span: The span of the stage, for errors.
+        file: The file of the plan, for errors.
+    """
     flats: list[Flat] = []
     for part in weights.parts:
         indices = tuple(copy[weight] for weight in part.leaves)

@@ -1,8 +1,9 @@
 """Lower the traffic between workers and servers to `Put` and `Get` ops.
 
-A phase that sets a state on a server without `exchange` or `elastic` puts the new value there (`Put`). A phase
-that reads one without them fetches it first (`Get`). The workers receive the first result of an exchange with
-its answer; other results stay on the servers and are fetched if a `map` or an output reads them.
+A phase that sets a state on a server without `exchange` or `elastic` puts the new value there (`Put`). A
+phase that reads one without them fetches it first (`Get`). The workers receive the first result of an
+exchange with its answer; other results stay on the servers and are fetched if a `map` or an output reads
+them.
 
     half = map fn(weights)          -->  weights.0/got = get(weights.0); half = map fn(weights.0/got)
     weights = broadcast params      -->  weights.1 = broadcast params; weights.1/there = put(weights.1)
@@ -69,7 +70,7 @@ class _ServerReads:
         self.fetched: dict[Ref, Ref] = {}
 
     def add(self, op: sched.Op) -> None:
-        """Append `op`, after the `Get` ops that it needs. Only `map` reads fetched values."""
+        """Append `op`, after the `Get` ops that it needs. Only operands of a `map` are fetched."""
         if isinstance(op, sched.Map):
             op = sched.substitute(op, {ref: self.get(ref, op.span) for ref in op.operands})
         self.ops.append(op)

@@ -99,7 +99,7 @@ class Lowering(PhaseBuilder):
         return bind_sources(lowered)
 
     def map(self, stage: graph.MapStage) -> None:
-        """Each call of a random function in the phase has another random stream, from 1."""
+        """Append a `Map`. The calls of a random function in a phase have the streams 1, 2, and so on."""
         fn = self.plan.fn(stage.fn)
         lane = "host_compute" if fn.where == "host" else "device"
         self.streams[fn.name] += fn.random
@@ -107,7 +107,7 @@ class Lowering(PhaseBuilder):
         self.ops.append(assemble(sched.Map, stage, random=fn.random, stream=stream, lane=lane))
 
     def share(self, stage: graph.ShareStage) -> None:
-        """A share in the plan is pinned: passes keep its design."""
+        """Append a pinned `Share`, whose design passes keep."""
         count = stage.via.get("readers")
         readers = int(count) if count is not None else None
         op = assemble(sched.Share, stage, design=stage.via.name, readers=readers, pinned=True)
@@ -135,7 +135,7 @@ class Lowering(PhaseBuilder):
         self.ops.append(sched.Update(stage.result, stage.center, total, stage.span))
 
     def exchange(self, stage: graph.ExchangeStage) -> None:
-        """An exchange remains one op. A pass lowers those among workers to collectives."""
+        """Append an `Exchange`. The pass `lower_exchange` lowers those without servers to collectives."""
         name = "mean" if stage.op.name == "mean" else "sum"
         op = assemble(sched.Exchange, stage, op=name, weight=stage.op.weight, algorithm=stage.via)
         self.ops.append(op)
