@@ -1,7 +1,7 @@
 """The state machine of a server, without arrays, clocks or messages.
 
-The driver stores the payloads, first in first out for each worker and tag. It reports arrivals, and carries
-out the returned effects in order:
+The driver stores the payloads of messages, first in first out for each worker and tag. It reports their
+arrival to a `Machine`, and carries out the returned effects in order:
 
     set     store the payload of `tag` as its part of the state
     add     add the worker's oldest payload of `unit` to the sum
@@ -10,10 +10,10 @@ out the returned effects in order:
     answer  the current unit; for unit -1 the server's whole state (get), or the token
     fail    stop serving, for the reason in `text`
 
-Messages of a worker are processed in the order of arrival. The units of a state are served independently,
-each in the order that the site requires: terms of an exchange in rank order, so that sums are bitwise
-reproducible; `round_robin` in rank order; `async` in the order in which requests began; `hogwild` in the
-order of arrival. Updates are elementwise, so the result equals an update of the whole state.
+Messages of a worker are processed in the order of arrival. The units of a state are served independently. An
+exchange adds terms in rank order, so that sums are bitwise reproducible. `round_robin` serves workers in rank
+order, `async` in the order in which their requests began, and `hogwild` the lowest rank whose request has
+arrived. Updates are elementwise, so the result equals an update of the whole state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,19 @@ EffectKind = Literal["set", "add", "apply", "pull", "answer", "fail"]
 
 
 class Effect(NamedTuple):
-    """An action for the driver. `request` is the index of the worker's request at this site, from 0."""
+    """An action for the driver.
+
+    Attributes:
+        kind: The action; see the module.
+        site: The index of the site.
+        unit: The number of the unit; -1 for all units of this server.
+        worker: The worker whose message is processed or answered; for `apply`, the first of `workers`.
+        request: The index, from 0, of the worker's request at this site; for `apply`, of the update of the
+            unit at this site.
+        tag: For `set`, the tag of the message; else 0.
+        workers: For `apply`, the workers whose terms have been added, in order; else empty.
+        text: For `fail`, the reason; else empty.
+    """
 
     kind: EffectKind
     site: int = -1
@@ -45,11 +57,11 @@ class MessageRole(NamedTuple):
     """The meaning of a tag on this server.
 
     Attributes:
-        site: the site of the message.
-        unit: the unit.
-        has_data: whether the message carries data.
-        is_first: whether it is the first message of its request on this server.
-        is_last: whether it is the last one.
+        site: The site of the message.
+        unit: The number of the unit; -1 for scalars and tokens.
+        has_data: Whether the message has elements of a unit, rather than a scalar or a token.
+        is_first: Whether it is the first message of its request on this server.
+        is_last: Whether it is the last one.
     """
 
     site: Site
@@ -61,15 +73,15 @@ class MessageRole(NamedTuple):
 
 @dataclasses.dataclass
 class ServedUnit:
-    """One unit of a state.
+    """One unit of a state of one group. Sites are denoted by their index, and requests are counted by site.
 
     Attributes:
-        queue: by worker, the requests that have arrived: (site, number).
-        site: the site of the update in progress.
-        added: the workers whose terms it contains.
-        applied: the number of updates so far, by site.
-        turn: the number of workers served or skipped, in the order of `round_robin` and `async`.
-        unanswered: requests without an answer so far: (worker, site, number).
+        queue: By worker, the requests that have arrived and are not served yet, as (site, request).
+        site: The site of the latest term; -1 before the first one.
+        added: The workers whose terms are in the sum of the update in progress, in order.
+        applied: The number of updates so far, by site.
+        turn: The number of workers served or skipped so far; for `async`, since the oldest ticket.
+        unanswered: The requests of exchanges without an answer so far, as (worker, site, request).
     """
 
     queue: dict[int, list[tuple[int, int]]]
@@ -86,6 +98,7 @@ class ServedUnit:
         )
 
     def key(self) -> tuple[object, ...]:
+        """A hashable key of the state."""
         queue = tuple((worker, tuple(waiting)) for worker, waiting in self.queue.items() if waiting)
         applied = tuple(self.applied.items())
         return queue, self.site, tuple(self.added), applied, self.turn, tuple(self.unanswered)
@@ -93,16 +106,16 @@ class ServedUnit:
 
 @dataclasses.dataclass
 class GroupState:
-    """A state of one group of workers.
+    """A state of the plan for one group of workers, as one server stores it.
 
     Attributes:
-        members: the workers of the group.
-        units: the units of this server, by number.
-        marks: the number of puts that each member has begun.
-        done: the number of requests served, by member.
-        puts: the number of puts applied.
-        tickets: members whose requests began, in order.
-        answered: the number of answered units of the request in progress, by (site, worker).
+        members: The workers of the group, in rank order. The first one sends the value of puts.
+        units: The units that this server owns, by number.
+        marks: By member, the number of puts that it has begun, whether it sends the value or a mark.
+        done: By member, the number of elastic requests served in all units.
+        puts: The number of puts applied in full; 0 if the state is not set yet.
+        tickets: For `async`, the members whose requests began, in order, until all units have served them.
+        answered: By (site, worker), the number of answered units of a request that is answered in part.
     """
 
     members: tuple[int, ...]
@@ -141,16 +154,30 @@ class GroupState:
 
 
 class Machine:
-    """The state machine of server `server` of a plan. Its effects depend only on the order of messages."""
+    """The state machine of one server. Its effects depend only on the order of messages and deaths.
+
+    Args:
+        sites: The sites of the plan.
+        server: The number of the server, among all servers of the plan.
+
+    Attributes:
+        departed: The workers that have left or died.
+        failed: The reason of the `fail` effect, after which messages are ignored; empty before it.
+        backlog: By worker, the tags of its messages that have arrived and are not processed yet.
+        counts: By (site, worker), the number of requests that the worker has begun.
+        cells: By name of a state and number of a group, the state of that group.
+        group: By (site, worker), the number of the worker's group.
+        roles: By tag, the meaning of a message.
+    """
 
     def __init__(self, sites: Sites, server: int) -> None:
         self.sites, self.server = sites, server
         self.departed: set[int] = set()
         self.failed = ""
         self.backlog: dict[int, list[int]] = {worker: [] for worker in range(sites.workers)}
-        self.counts: dict[tuple[int, int], int] = {}  # requests that a worker has begun at a site
+        self.counts: dict[tuple[int, int], int] = {}
         self.cells: dict[tuple[str, int], GroupState] = {}
-        self.group: dict[tuple[int, int], int] = {}  # of a worker at a site
+        self.group: dict[tuple[int, int], int] = {}
         self.roles: dict[int, MessageRole] = {}
         self._touched: list[tuple[GroupState, int]] = []  # units that may have something to do
         for site in sites.all:
@@ -175,7 +202,7 @@ class Machine:
                     self.cells[name, group] = GroupState(members, units, marks, done)
 
     def copy(self) -> Machine:
-        """Another machine in the same state."""
+        """Another machine in the same state. Must be called between messages."""
         machine = copy.copy(self)
         machine.departed, machine.counts, machine._touched = set(self.departed), dict(self.counts), []
         machine.backlog = {worker: list(tags) for worker, tags in self.backlog.items()}
@@ -200,14 +227,18 @@ class Machine:
             cell.puts, cell.marks = 1, dict.fromkeys(cell.members, 1)
 
     def arrive(self, worker: int, tag: int) -> list[Effect]:
-        """Process the arrival of a worker's message."""
+        """Process the arrival of a worker's message. Returns the effects that are possible now, in order."""
         if worker in self.departed or self.failed:
             return []
         self.backlog[worker].append(tag)
         return list(self._process([worker]))
 
     def lost(self, worker: int) -> list[Effect]:
-        """Remove a dead worker. Its messages count if they were acknowledged, or are terms of an exchange."""
+        """Remove a dead worker. Returns the effects that are possible now, in order.
+
+        Terms that are already in a sum remain there. Requests that wait are dropped, except those of an
+        exchange that were answered before their update (`staleness`): the worker took them for served.
+        """
         if worker in self.departed or self.failed:
             return []
         for cell in self.cells.values():
@@ -215,17 +246,17 @@ class Machine:
                 if worker not in unit.queue:
                     continue
                 unit.queue[worker] = [
-                    (site, number)  # otherwise a stale answer has acknowledged it
-                    for site, number in unit.queue[worker]
-                    if self.sites.all[site].kind == "exchange"
-                    and (worker, site, number) not in unit.unanswered
+                    (site_number, request)
+                    for site_number, request in unit.queue[worker]
+                    if self.sites.all[site_number].kind == "exchange"
+                    and (worker, site_number, request) not in unit.unanswered
                 ]
                 unit.unanswered = [request for request in unit.unanswered if request[0] != worker]
         self._leave(worker)
         return list(self._process([worker]))
 
     def _leave(self, worker: int) -> None:
-        """Remove a worker. Any unit may have waited for it."""
+        """Remove a worker and its unprocessed messages. Any unit may have waited for it."""
         self.departed.add(worker)
         self.backlog[worker].clear()
         self._touched += [(cell, number) for cell in self.cells.values() for number in cell.units]
@@ -255,6 +286,7 @@ class Machine:
             yield from self._deadlock()
 
     def _cell(self, worker: int, site: Site, state: int = 0) -> GroupState:
+        """The state with index `state` of a site, for the group of `worker`."""
         return self.cells[site.states[state], self.group[site.number, worker]]
 
     def _living(self, cell: GroupState) -> list[int]:
@@ -267,7 +299,7 @@ class Machine:
         if site.kind == "put":
             return self._can_put(worker, role, cell)
         if not all(self._cell(worker, site, i).puts for i in range(len(site.states))):
-            return False
+            return False  # a state is not set yet
         if not role.is_first or site.staleness is None or site.kind != "elastic":
             return True
         return cell.done[worker] - min(cell.done[w] for w in self._living(cell)) <= site.staleness
@@ -278,15 +310,15 @@ class Machine:
         Only the first member sends the value; the others send a mark at the same line. A mark waits for its
         put. A put other than the first waits until all members have reached their mark.
         """
-        number = cell.marks[worker] + role.is_first
+        put_number = cell.marks[worker] + role.is_first  # of this put, from 1
         if worker != cell.members[0]:
-            return cell.puts >= number
-        if number == 1 or not role.is_first:
+            return cell.puts >= put_number
+        if put_number == 1 or not role.is_first:
             return True
-        return not self._without_mark(role.site, cell, number)
+        return not self._without_mark(role.site, cell, put_number)
 
     def blocked_put(self) -> tuple[Site, list[int]] | None:
-        """A put that waits for other workers, and the live workers that have not reached their mark."""
+        """The site of a put that waits, and the live workers that have not reached their mark; or None."""
         for cell in self.cells.values():
             sender = cell.members[0]
             role = self._next_role(sender)
@@ -297,7 +329,7 @@ class Machine:
         return None
 
     def blocked_workers(self) -> tuple[list[int], list[int]]:
-        """Return the workers that wait, and the live workers that do not.
+        """Return the live workers that wait for this server, and those that do not, both sorted.
 
         A worker waits if one of its messages is not processed yet, or has no answer yet. One of the workers
         that do not wait blocks the others.
@@ -306,27 +338,27 @@ class Machine:
         for cell in self.cells.values():
             for unit in cell.units.values():
                 waiting |= {worker for worker, _, _ in unit.unanswered}
-                waiting |= {w for w, queue in unit.queue.items() for site, _ in queue if self._pulls(site)}
+                waiting |= {w for w, queue in unit.queue.items() if any(self._pulls(s) for s, _ in queue)}
         idle = [worker for worker in range(self.sites.workers) if worker not in waiting | self.departed]
         return sorted(waiting - self.departed), idle
 
-    def _pulls(self, site: int) -> bool:
-        return self.sites.all[site].kind == "elastic"
+    def _pulls(self, site_number: int) -> bool:
+        return self.sites.all[site_number].kind == "elastic"
 
-    def _without_mark(self, site: Site, cell: GroupState, number: int) -> list[int]:
-        """The live workers that have not reached their marks of put `number`."""
+    def _without_mark(self, site: Site, cell: GroupState, put_number: int) -> list[int]:
+        """The live workers that have not reached their marks of a put; `put_number` counts puts from 1."""
         members = (worker for worker in self._living(cell) if worker != cell.members[0])
-        return [worker for worker in members if not self._has_mark(worker, site, cell, number)]
+        return [worker for worker in members if not self._has_mark(worker, site, cell, put_number)]
 
     def _next_role(self, worker: int) -> MessageRole | None:
         """The meaning of a worker's next message; None if there is none, or if it is a leave message."""
         tags = self.backlog[worker]
         return self.roles.get(tags[0]) if tags else None
 
-    def _has_mark(self, worker: int, site: Site, cell: GroupState, number: int) -> bool:
-        """Whether a worker's next message is its mark of put `number` to the state of `site`."""
+    def _has_mark(self, worker: int, site: Site, cell: GroupState, put_number: int) -> bool:
+        """Whether a worker's next message is its mark of put `put_number` to the state of `site`."""
         role = self._next_role(worker)
-        if role is None or cell.marks[worker] != number - 1:
+        if role is None or cell.marks[worker] != put_number - 1:
             return False
         return role.site.kind == "put" and role.site.states == site.states
 
@@ -335,45 +367,45 @@ class Machine:
         site, cell = role.site, self._cell(worker, role.site)
         if role.is_first:
             self.counts[site.number, worker] = self.counts.get((site.number, worker), 0) + 1
-        number = self.counts[site.number, worker] - 1
+        request = self.counts[site.number, worker] - 1
         if site.kind == "put":
             cell.marks[worker] += role.is_first
             if worker == cell.members[0]:
-                yield Effect("set", site.number, role.unit, worker, number, tag)
+                yield Effect("set", site.number, role.unit, worker, request, tag)
                 cell.puts += role.is_last
         elif site.kind == "get":
-            yield Effect("answer", site.number, -1, worker, number)
+            yield Effect("answer", site.number, -1, worker, request)
         else:
             if role.is_first and site.mode == "async":
                 cell.tickets.append(worker)
             if role.has_data:
                 unit = cell.units[role.unit]
-                unit.queue[worker].append((site.number, number))
+                unit.queue[worker].append((site.number, request))
                 if site.kind == "exchange":
-                    unit.unanswered.append((worker, site.number, number))
+                    unit.unanswered.append((worker, site.number, request))
                 self._touched.append((cell, role.unit))
 
     def _serve(self) -> Iterator[Effect]:
-        """Yield all effects of units that are possible now."""
+        """Yield all effects of the touched units that are possible now."""
         while self._touched:
-            cell, number = self._touched.pop(0)
-            while not self.failed and (step := self._step(cell, number)) is not None:
-                yield from step
+            cell, unit_number = self._touched.pop(0)
+            while not self.failed and (effects := self._step(cell, unit_number)) is not None:
+                yield from effects
         self._touched.clear()
 
-    def _step(self, cell: GroupState, number: int) -> Iterator[Effect] | None:
+    def _step(self, cell: GroupState, unit_number: int) -> Iterator[Effect] | None:
         """The next effects of a unit, None if there are none."""
-        unit = cell.units[number]
-        for request in unit.unanswered:
-            if self._is_due(unit, request):
-                return self._answer(cell, number, request)
+        unit = cell.units[unit_number]
+        for unanswered in unit.unanswered:
+            if self._is_due(unit, unanswered):
+                return self._answer(cell, unit_number, unanswered)
         if unit.added and not self._missing(cell, unit):
-            return self._apply(number, unit)
+            return self._apply(unit_number, unit)
         worker = self._next(cell, unit)
-        return None if worker is None else self._serve_request(cell, number, worker)
+        return None if worker is None else self._serve_request(cell, unit_number, worker)
 
     def _missing(self, cell: GroupState, unit: ServedUnit) -> list[int]:
-        """The workers whose terms the current update of an exchange still lacks, in rank order."""
+        """The workers whose terms an update still lacks, in rank order; departed ones only if queued."""
         return [
             worker
             for worker in cell.members
@@ -381,7 +413,7 @@ class Machine:
         ]
 
     def _next(self, cell: GroupState, unit: ServedUnit) -> int | None:
-        """The worker to serve next, if its message for this unit has arrived."""
+        """The worker to serve next; None if its message for this unit has not arrived."""
         waiting = [worker for worker in cell.members if unit.queue[worker]]
         if not waiting:
             return None
@@ -399,50 +431,53 @@ class Machine:
             unit.turn += 1
         return None
 
-    def _serve_request(self, cell: GroupState, number: int, worker: int) -> Iterator[Effect]:
+    def _serve_request(self, cell: GroupState, unit_number: int, worker: int) -> Iterator[Effect]:
         """Serve the oldest request of a worker for a unit: a term, or a complete elastic update."""
-        unit = cell.units[number]
-        site, request = unit.queue[worker].pop(0)
-        if self.sites.all[site].kind == "elastic":
+        unit = cell.units[unit_number]
+        site_number, request = unit.queue[worker].pop(0)
+        if self.sites.all[site_number].kind == "elastic":
             unit.turn += 1
-            if cell.count_answer(site, worker):
+            if cell.count_answer(site_number, worker):
                 cell.done[worker] += 1
                 cell.drop_served_tickets()
-            yield Effect("pull", site, number, worker, request)
+            yield Effect("pull", site_number, unit_number, worker, request)
             return
-        if unit.added and site != unit.site:
-            lines = sorted(self.sites.all[number].span.line for number in (site, unit.site))
+        if unit.added and site_number != unit.site:
+            lines = sorted(self.sites.all[index].span.line for index in (site_number, unit.site))
             problem = f"workers {unit.added[0]} and {worker} reached different exchanges of one state"
             yield self._fail(f"{problem}, of lines {lines[0]} and {lines[1]}")
             return
-        unit.site = site
+        unit.site = site_number
         unit.added.append(worker)
-        yield Effect("add", site, number, worker, request)
+        yield Effect("add", site_number, unit_number, worker, request)
 
-    def _apply(self, number: int, unit: ServedUnit) -> Iterator[Effect]:
-        """Apply the update: all terms have arrived."""
+    def _apply(self, unit_number: int, unit: ServedUnit) -> Iterator[Effect]:
+        """Apply the update: all terms have been added."""
         workers, unit.added = tuple(unit.added), []
-        request = unit.applied.get(unit.site, 0)
-        unit.applied[unit.site] = request + 1
-        yield Effect("apply", unit.site, number, workers[0], request, workers=workers)
+        update = unit.applied.get(unit.site, 0)
+        unit.applied[unit.site] = update + 1
+        yield Effect("apply", unit.site, unit_number, workers[0], update, workers=workers)
 
-    def _is_due(self, unit: ServedUnit, request: tuple[int, int, int]) -> bool:
+    def _is_due(self, unit: ServedUnit, unanswered: tuple[int, int, int]) -> bool:
         """Whether the update of a request is applied, or may be missing (`staleness`)."""
-        _, site, number = request
-        return unit.applied.get(site, 0) >= number + 1 - (self.sites.all[site].staleness or 0)
+        _, site_number, request = unanswered
+        staleness = self.sites.all[site_number].staleness or 0
+        return unit.applied.get(site_number, 0) >= request + 1 - staleness
 
-    def _answer(self, cell: GroupState, number: int, unanswered: tuple[int, int, int]) -> Iterator[Effect]:
+    def _answer(self, cell: GroupState, unit_number: int, due: tuple[int, int, int]) -> Iterator[Effect]:
         """Answer with a unit or, if workers read nothing, one token after the request's last unit."""
-        cell.units[number].unanswered.remove(unanswered)
-        worker, site, request = unanswered
-        if any(buffer.content == "data" for buffer in self.sites.all[site].down):
-            yield Effect("answer", site, number, worker, request)
-        elif cell.count_answer(site, worker):
-            yield Effect("answer", site, -1, worker, request)
+        cell.units[unit_number].unanswered.remove(due)
+        worker, site_number, request = due
+        if any(buffer.content == "data" for buffer in self.sites.all[site_number].down):
+            yield Effect("answer", site_number, unit_number, worker, request)
+        elif cell.count_answer(site_number, worker):
+            yield Effect("answer", site_number, -1, worker, request)
 
     def _deadlock(self) -> Iterator[Effect]:
-        """Report a deadlock: a put whose sender has left, or waits for a message that only its put would
-        release."""
+        """Fail if a state will never be set although a message waits for it.
+
+        The first member of its group has left, or requests the state before setting it.
+        """
         for (name, _), cell in self.cells.items():
             sender = cell.members[0]
             is_alive = sender not in self.departed
