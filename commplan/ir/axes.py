@@ -1,4 +1,7 @@
-"""Ranks and coordinates. Ranks are row-major over axes everywhere, with the first axis as the major one."""
+"""Conversion between ranks and their coordinates, and the groups of ranks along axes.
+
+Ranks are row-major over axes everywhere, with the first axis as the major one.
+"""
 
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -8,7 +11,12 @@ Axis = TypeVar("Axis", bound=Hashable)  # an axis or level, by name or index
 
 
 def coordinates(rank: int, axes: Iterable[Axis], sizes: Mapping[Axis, int]) -> dict[Axis, int]:
-    """The coordinates of a rank along `axes`.
+    """The coordinates of `rank`, which is row-major over `axes`.
+
+    Args:
+        rank: The rank, 0 to the product of the sizes of `axes` - 1.
+        axes: The axes, the major one first.
+        sizes: The sizes of at least these axes.
 
     >>> coordinates(5, ("rack", "worker"), {"rack": 2, "worker": 4})
     {'worker': 1, 'rack': 1}
@@ -20,7 +28,7 @@ def coordinates(rank: int, axes: Iterable[Axis], sizes: Mapping[Axis, int]) -> d
 
 
 def position(coords: Mapping[Axis, int], axes: Iterable[Axis], sizes: Mapping[Axis, int]) -> int:
-    """The rank at the coordinates `coords`, row-major over `axes`.
+    """The inverse of `coordinates`: the rank at `coords`, row-major over `axes`.
 
     >>> position({"worker": 1, "rack": 1}, ("worker", "rack"), {"rack": 2, "worker": 4})
     3
@@ -32,7 +40,9 @@ def position(coords: Mapping[Axis, int], axes: Iterable[Axis], sizes: Mapping[Ax
 
 
 def group(coords: Mapping[str, int], along: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The ranks, row-major over all of `sizes`, that differ from `coords` only along `along`.
+    """The ranks that differ from the one at `coords` only along the axes `along`, in row-major order of these.
+
+    Ranks are row-major over all axes of `sizes`. `coords` has the coordinates along the other axes at least.
 
     >>> group({"rack": 1, "worker": 2}, ("worker",), {"rack": 2, "worker": 4})
     (4, 5, 6, 7)
@@ -44,7 +54,7 @@ def group(coords: Mapping[str, int], along: Sequence[str], sizes: Mapping[str, i
 
 
 def groups(along: Sequence[str], sizes: Mapping[str, int]) -> Iterator[tuple[int, ...]]:
-    """All groups along `along`, row-major over the other axes."""
+    """All groups of ranks that differ only along `along` (see `group`), row-major over the other axes."""
     other_axes = [axis for axis in sizes if axis not in along]
     for point in itertools.product(*(range(sizes[axis]) for axis in other_axes)):
         yield group(dict(zip(other_axes, point, strict=True)), along, sizes)

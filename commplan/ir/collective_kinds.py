@@ -14,11 +14,11 @@ class KindProperties(NamedTuple):
     """Properties of a kind of collective.
 
     Attributes:
-        reduces: It combines operands with a reduction operation.
-        takes_blocks: Its operand consists of one block per rank.
-        makes_blocks: Its result consists of one block per rank.
-        has_root: One rank differs from the others: the first holder, or the only receiver.
-        is_native: Every backend has a native operation for it.
+        reduces: Whether it combines operands with a reduction operation.
+        takes_blocks: Whether its operand consists of one block per rank.
+        makes_blocks: Whether its result consists of one block per rank.
+        has_root: Whether one rank differs from the others: the first holder, or the only receiver.
+        is_native: Whether every backend has a native operation for it.
     """
 
     reduces: bool = False
@@ -28,7 +28,7 @@ class KindProperties(NamedTuple):
     is_native: bool = False
 
 
-# In the order of the enum of the MPI engine, which lacks the last two.
+# By kind, in the order of the enum of the MPI engine, which lacks the last two.
 PROPERTIES: Mapping[str, KindProperties] = {
     "all_reduce": KindProperties(reduces=True, is_native=True),
     "reduce_scatter": KindProperties(reduces=True, takes_blocks=True, is_native=True),
@@ -41,17 +41,21 @@ PROPERTIES: Mapping[str, KindProperties] = {
     "shift": KindProperties(),
     "swap": KindProperties(takes_blocks=True, makes_blocks=True),
 }
+# Kinds with one property each; see `KindProperties`.
 REDUCING = tuple(kind for kind, each in PROPERTIES.items() if each.reduces)
 NATIVE_KINDS = tuple(kind for kind, each in PROPERTIES.items() if each.is_native)
 ROOTED = tuple(kind for kind, each in PROPERTIES.items() if each.has_root)
-FROM_ROOT = ("broadcast", "scatter")
-# Ranks wait for only some of the others.
-TOWARDS_SOME = (*ROOTED, "shift")
 TAKES_BLOCKS = tuple(kind for kind, each in PROPERTIES.items() if each.takes_blocks)
 MAKES_BLOCKS = tuple(kind for kind, each in PROPERTIES.items() if each.makes_blocks)
-# The result is one block of the sum or of the root's operand; the operands are concatenated; both at once.
+# Kinds in which the root alone has data before.
+FROM_ROOT = ("broadcast", "scatter")
+# Kinds in which ranks wait for only some of the others.
+TOWARDS_SOME = (*ROOTED, "shift")
+# Kinds whose result is one block, of the sum or of the root's operand.
 SCATTERING = tuple(kind for kind in TAKES_BLOCKS if kind not in MAKES_BLOCKS)
+# Kinds whose result is the concatenation of all operands.
 GATHERING = tuple(kind for kind in MAKES_BLOCKS if kind not in TAKES_BLOCKS)
+# Kinds in which each rank sends a block to each rank.
 EXCHANGING = tuple(kind for kind in TAKES_BLOCKS if kind in MAKES_BLOCKS)
-# Collectives over several axes order their blocks by these axes.
+# Kinds in which a block belongs to a rank. Over several axes, blocks are in the order of these axes.
 BLOCKED = (*SCATTERING, *GATHERING)

@@ -1,4 +1,4 @@
-"""Execution hints of a stage, and the operators of reductions."""
+"""The options of a stage in its braces, its algorithm, and the operators of reductions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from commplan.ir.types import DType, OnFailure, Operator, sized
 
 
 class Arg(msgspec.Struct, frozen=True, gc=False):
-    """An argument of an algorithm: `readers = 2`, or without a key `gpu` in `hierarchical(gpu, node)`."""
+    """An argument of an algorithm: `readers = 2`, or `gpu` in `hierarchical(gpu, node)`.
+
+    Attributes:
+        value: The value after `=`, or the argument itself.
+        key: The key before `=`; None if there is none.
+    """
 
     value: Execution[int | float | str]
     key: Execution[str | None] = None
@@ -23,7 +28,12 @@ class Arg(msgspec.Struct, frozen=True, gc=False):
 
 
 class Algorithm(msgspec.Struct, frozen=True, gc=False):
-    """The algorithm that implements a stage, as in a `via` clause."""
+    """The algorithm that implements a stage, as in a `via` clause.
+
+    Attributes:
+        name: `native`, `hierarchical`, or the name of a chunk program, of owners or of a sharing design.
+        args: The arguments in parentheses; empty if there are none.
+    """
 
     name: Execution[str]
     args: Execution[tuple[Arg, ...]] = ()
@@ -32,11 +42,15 @@ class Algorithm(msgspec.Struct, frozen=True, gc=False):
         return f"{self.name}({', '.join(map(str, self.args))})" if self.args else self.name
 
     def get(self, key: str) -> int | float | str | None:
+        """The value of the argument `key`, or None."""
         return next((arg.value for arg in self.args if arg.key == key), None)
 
     @property
     def levels(self) -> tuple[tuple[str, Algorithm], ...]:
-        """The axis and algorithm of each level of `hierarchical(..)`, innermost first; else empty."""
+        """The name and the algorithm of each level of `hierarchical(..)`, innermost first.
+
+        A level without an algorithm of its own has `native`. Other algorithms have no levels.
+        """
         if self.name != "hierarchical":
             return ()
         return tuple(
@@ -46,8 +60,12 @@ class Algorithm(msgspec.Struct, frozen=True, gc=False):
 
 
 class Cache(msgspec.Struct, frozen=True, gc=False):
-    """Where the results of a host function are kept across epochs: in at most `nbytes` of the host's memory,
-    or of the file at `path`."""
+    """A cache of the results of a host function across epochs, one on each host.
+
+    Attributes:
+        nbytes: The maximum bytes.
+        path: The path of the file that holds it; None if it is in memory.
+    """
 
     nbytes: Execution[int]
     path: Execution[str | None] = None
@@ -57,11 +75,25 @@ class Cache(msgspec.Struct, frozen=True, gc=False):
 
 
 class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The options of one stage, as in its braces. Sizes are in bytes.
+    """The options of one stage, as in its braces. None means that the plan does not set an option.
 
-    `overlap` names the computation that the stage overlaps with: `backward`, or `update` if the compiler
-    chose so. `integers` is the treatment of integer leaves in a mean: their maximum, or the values of the
-    first rank.
+    Attributes:
+        bucket: The maximum bytes of the buffer of a collective. A larger leaf is not divided.
+        overlap: The computation that the stage overlaps with: `backward`, or `update` if the compiler chose
+            so.
+        wire: The float type in which floats are sent; by default, their own.
+        accumulate: The float type in which floats are added. By default their own, except in means of 16-bit
+            floats (`for_mean`).
+        chunk: The bytes of a message; of an exchange, also the maximum bytes of a unit of the state.
+        staleness: The number of updates or requests by which workers may differ (`protocol.sites.Site`).
+        on_error: Whether a failing record is an error (`stop`, the default) or is left out (`skip`).
+        on_failure: Whether the other processes stop if one that shares input dies.
+        cores: The number of threads of a load or host function; by default one for each CPU, at most 8.
+        prefetch: The number of batches that a load makes ahead, or of layers that a gather runs ahead.
+        device_prefetch: The number of batches of a load whose copies to the device are started early.
+        integers: The result of a mean for leaves that are no floats: their maximum, or the value of the first
+            rank. By default such leaves are errors.
+        cache: The cache of a host function; by default it has none.
     """
 
     bucket: Execution[int | None] = None
@@ -81,12 +113,12 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     def wire_types(self, dtype: DType, *, adds: bool = True) -> tuple[DType, DType]:
         """The types in which values of `dtype` are sent and added.
 
-        Only floats change type. Values that are moved without addition (`adds` is False) are never sent in a
-        wider type. The accumulator is at least as wide as the wire type and defaults to `dtype`.
+        Only floats change type. The wire type defaults to `dtype`, and so does the accumulation type, which
+        is at least as wide as the wire type.
 
         Args:
             dtype: The type of the values.
-            adds: Whether the values are added.
+            adds: Whether the values are added. Those that are only moved are never sent in a wider type.
 
         Returns:
             The wire type and the accumulation type.
@@ -106,10 +138,15 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     def for_mean(self, dtypes: Collection[DType], via: Algorithm | None, *, is_weighted: bool) -> Hints:
         """The hints of a mean of leaves of `dtypes`.
 
-        Without `accumulate`, f16 values are added in f32, and bf16 values too if the mean is weighted: the
-        mean of f16 values fits in f16, but their sum may not. An algorithm named by `via` adds in the type of
-        its operand, so an unweighted mean divides the values first (`divides_first`), and a weighted one adds
-        f32 terms.
+        Without `accumulate`, f16 values are added in a wider type, because their sum may not fit in f16; and
+        bf16 values too if the mean is weighted. The wider type is f32, or f64 if there are leaves of f64. An
+        algorithm named by `via` adds in the type of its operand. With it, an unweighted mean keeps its hints
+        and divides the values first (`divides_first`), and a weighted one adds wider terms.
+
+        Args:
+            dtypes: The types of the leaves.
+            via: The algorithm in the plan; None if the compiler chooses.
+            is_weighted: Whether the mean has weights.
         """
         f16, bf16 = DType.F16 in dtypes, DType.BF16 in dtypes
         if self.accumulate is None and (f16 or bf16 if is_weighted else f16 and via is None):
@@ -122,20 +159,34 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return accumulate if accumulate.nbytes > dtype.nbytes else dtype
 
     def divides_first(self, dtype: DType) -> bool:
-        """Whether a mean of `dtype` divides its terms instead of their sum, since a sum in f16 overflows."""
+        """Whether a mean divides its terms instead of their sum, because they are added in f16.
+
+        Such a sum may overflow, although the mean does not.
+        """
         return self.wire_types(dtype)[1] is DType.F16
 
 
 def weight_type(weight: DType, dtypes: Collection[DType]) -> DType:
-    """The float type in which the weights of a mean of leaves of `dtypes` are added."""
+    """The type in which the weights of a mean are added: f64 for 64-bit weights or leaves of f64, else f32.
+
+    Args:
+        weight: The type of the weights.
+        dtypes: The types of the leaves that are averaged.
+    """
     return DType.F64 if weight in (DType.F64, DType.I64) or DType.F64 in dtypes else DType.F32
 
 
+# The hints of a stage without options.
 NO_HINTS = Hints()
 
 
 class Reduction(msgspec.Struct, frozen=True):
-    """The operator of a reduction. `weight` is the numeric scalar of a weighted mean."""
+    """The operator of a reduction.
+
+    Attributes:
+        name: The operator.
+        weight: The weight of each rank in a mean, a numeric scalar; None if there are no weights.
+    """
 
     READS: ClassVar[tuple[str, ...]] = ("weight",)
 

@@ -54,7 +54,14 @@ from commplan.ir.types import AxisKind as AxisKind
 
 
 class Axis(msgspec.Struct, frozen=True):
-    """A declared axis, ensemble or group of servers. A `size` of None is `?`: bound at compile time."""
+    """A declared axis, ensemble or group of servers.
+
+    Attributes:
+        name: The name.
+        kind: The kind.
+        size: The number of ranks, members or servers; None if it is declared `?` and bound at compile time.
+        span: The place of the declaration.
+    """
 
     name: Meaning[Name]
     kind: Meaning[AxisKind]
@@ -63,7 +70,13 @@ class Axis(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A declared source; `type` is the type of one record."""
+    """A declared source of records.
+
+    Attributes:
+        name: The name.
+        type: The type of one record. The leaves of a tree are bound at compile time.
+        span: The place of the declaration.
+    """
 
     name: Meaning[Name]
     type: Meaning[ArrayType | BytesType | TreeType]
@@ -71,9 +84,19 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Fn(msgspec.Struct, frozen=True):
-    """A function that the user binds by name, or a built-in one. Types are per record on the host.
+    """A function that the user binds by name, or a built-in one.
 
-    `body` is the built-in function that it names, if any.
+    Attributes:
+        name: The name.
+        operands: The types of the operands. Those of a host function are types of one record.
+        results: The types of the results, as those of the operands.
+        where: The processor that runs it.
+        span: The place of the declaration.
+        elementwise: Whether each element of a result depends on the same element of the operands alone, and
+            on scalars, so that the function may be called on shards.
+        linear: Whether it commutes with sums, so that it may be called on terms of a sum.
+        random: Whether it takes a source of random numbers too.
+        body: The built-in function that `name` stands for; None if the user binds the function.
     """
 
     name: Meaning[Name]
@@ -88,7 +111,14 @@ class Fn(msgspec.Struct, frozen=True):
 
 
 class Value(msgspec.Struct, frozen=True):
-    """An SSA value. `id` is `NAME.VERSION`."""
+    """An SSA value.
+
+    Attributes:
+        id: `NAME.VERSION`.
+        type: The global type, before any placement splits or repeats it.
+        placement: The placement over the axes.
+        span: The place in the plan that makes the value.
+    """
 
     id: Meaning[Ref]
     type: Meaning[Type]
@@ -97,22 +127,37 @@ class Value(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
+        """The name without the version."""
         return name_of(self.id)
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """A name bound to a value: an output of a phase, or the new value of a state."""
+    """A name bound to a value: an output of a phase, or the new value of a state.
+
+    Attributes:
+        name: The name of the output or state.
+        value: The value.
+    """
 
     name: Meaning[Name]
     value: Meaning[Ref]
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """`at start`, `each step`, `every N steps` or `phase NAME`, in plan order.
+    """A phase: `at start`, `each step`, `every N steps` or `phase NAME`.
 
-    `name` is `start`, `step`, `every_N` or the name in the plan. A phase in `fragments` is called that many
-    times in `period` steps, for one fragment after another. A `hidden` one exchanges values while the program
-    does that many further steps.
+    Attributes:
+        name: `start`, `step`, `every_N`, or the name in the plan.
+        kind: The kind of phase.
+        span: The place of the phase.
+        period: N of `every N steps`; 1 for other kinds.
+        stages: The stages, in the order of the plan.
+        outputs: The values that the phase returns, by name.
+        updates: The states that the phase binds, with their final values.
+        fragments: The number of calls in `period` steps, each for one fragment of the trees; 1 if values are
+            whole.
+        hidden: The number of further steps of the program during which the phase exchanges values; 0 if a
+            call ends before the next step.
     """
 
     name: Meaning[Name]
@@ -121,20 +166,38 @@ class Phase(msgspec.Struct, frozen=True):
     period: Meaning[int] = 1
     stages: Meaning[tuple[Stage, ...]] = ()
     outputs: Meaning[tuple[Binding, ...]] = ()
-    updates: Meaning[tuple[Binding, ...]] = ()  # states that the phase binds, with their final values
+    updates: Meaning[tuple[Binding, ...]] = ()
     fragments: Meaning[int] = 1
     hidden: Meaning[int] = 0
 
 
 class DeclaredTopology(msgspec.Struct, frozen=True):
-    """`topology "FILE"`: the default machine of a plan. `path` is relative to the plan's folder."""
+    """`topology "FILE"`: the default machine of a plan.
+
+    Attributes:
+        path: The path of the topology file, relative to the plan's folder.
+        span: The place of the declaration.
+    """
 
     path: Presentation[Printed]
     span: Presentation[Span]
 
 
 class Plan(msgspec.Struct, frozen=True, dict=True):
-    """A checked plan."""
+    """A checked plan.
+
+    Attributes:
+        name: The name.
+        axes: The axes, ensembles and servers, in the order of their declarations.
+        sources: The sources.
+        fns: The functions that the plan declares or uses.
+        inputs: The values of the inputs, version 0.
+        states: The values of the states on entry to a phase, version 0.
+        values: All values: inputs, states and results of stages.
+        phases: The phases, in the order of the plan.
+        file: The file of the plan, for errors; empty if it was not read from a file.
+        topology: The declared topology; None if there is none.
+    """
 
     name: Meaning[Name]
     axes: Meaning[tuple[Axis, ...]]
@@ -148,12 +211,15 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     topology: Presentation[DeclaredTopology | None] = None
 
     def value(self, ref: Ref) -> Value:
+        """The value `ref`. Raises KeyError if there is none."""
         return self._values[ref]
 
     def fn(self, name: str) -> Fn:
+        """The function `name`. Raises KeyError if there is none."""
         return self._fns[name]
 
     def phase(self, name: str) -> Phase:
+        """The phase `name`. Raises StopIteration if there is none."""
         return next(phase for phase in self.phases if phase.name == name)
 
     def stage(self, ref: Ref) -> Stage | None:

@@ -8,6 +8,7 @@ import msgspec
 
 from commplan.diagnostics import Span
 
+# How processes obtain a loaded value that is the same for all members; see `ir.ops.share.Share`.
 Design = Literal["duplicate", "all_shared", "single_broadcast", "multi_broadcast"]
 DESIGNS: tuple[Design, ...] = get_args(Design)
 
@@ -15,7 +16,10 @@ DESIGNS: tuple[Design, ...] = get_args(Design)
 class Alternative(msgspec.Struct, frozen=True, gc=False):
     """An alternative that a pass rejected.
 
-    `seconds` is its predicted time, or None without a prediction. `why` is any other reason against it.
+    Attributes:
+        what: The alternative, in words.
+        seconds: Its predicted time; None without a prediction.
+        why: Another reason against it; empty if the time is the only one.
     """
 
     what: str
@@ -28,7 +32,7 @@ class SharingCost(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         design: The design.
-        readers: The number of readers, for designs with readers.
+        readers: The number of readers; None for designs without readers.
         cut: The point at which members diverge, in words.
         cpu: CPU seconds per record and member.
         wall: Seconds per step.
@@ -60,12 +64,13 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
         by: The pass.
         what: The subject of the decision.
         why: The reason.
-        span: The stage in the plan.
-        rejected: Rejected options, in words.
-        seconds: The predicted time of the choice.
-        source: The origin of the times: the model of a topology, or a measurement with its date.
+        span: The place of the stage in the plan; None if the decision is not about one stage.
+        rejected: Rejected options, in words, without times.
+        seconds: The predicted time of the choice (`measure`); None without a prediction.
+        source: The origin of the times: the model of a topology, or a measurement with its date; empty
+            without times.
         alternatives: Rejected alternatives with times.
-        sharing: For a sharing decision, all designs with their costs.
+        sharing: For a sharing decision, all designs with their costs; else empty.
     """
 
     by: str
@@ -80,5 +85,9 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def measure(self) -> str:
-        """The quantity in `seconds`: the exposed time of a phase, one collective alone, or a step."""
+        """The quantity in `seconds`, in words for `explain`.
+
+        It is the exposed time of a phase for the pass `search`, the time of a step for `share`, and that of
+        one collective alone for other passes.
+        """
         return {"search": "exposed", "share": "a step takes"}.get(self.by, "alone")

@@ -15,7 +15,10 @@ T = TypeVar("T")
 
 
 class Role(enum.Enum):
-    """The purpose of a field, and the check that detects a wrong value."""
+    """The purpose of a field, and the check that detects a wrong value.
+
+    `docs/reference/fields.md` lists the fields by role.
+    """
 
     MEANING = "the computation: compared with the plan"
     STRUCTURE = "follows from the other fields: derived again on load, and compared"
@@ -34,7 +37,13 @@ Presentation = Annotated[T, Role.PRESENTATION]
 
 
 class Field(NamedTuple):
-    """A field of a struct: its name, its type without the role, and its role (None if undeclared)."""
+    """A field of a struct.
+
+    Attributes:
+        name: The name.
+        type: The type, without the role.
+        role: The role; None if the struct does not declare one.
+    """
 
     name: str
     type: Any
@@ -43,7 +52,7 @@ class Field(NamedTuple):
 
 @functools.cache
 def fields(kind: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """The fields of a struct, including inherited ones."""
+    """The fields of the struct `kind`, including inherited ones, in the order of its constructor."""
     return tuple(Field(field.name, *_declared(field.type)) for field in msgspec.structs.fields(kind))
 
 

@@ -14,10 +14,10 @@ from commplan.ir.values import Kind, Leaf
 
 
 def cut(kind: Kind, leaf: Leaf, ways: int) -> Leaf:
-    """The shard of `leaf` on one of `ways` ranks.
+    """The leaf of a value of `kind` on one of `ways` ranks, which share it.
 
-    A tree leaf of s elements becomes [ceil(s / ways)], a scalar is kept, and an array of shape [d, ...]
-    becomes [ceil(d / ways), ...].
+    A tree leaf of s elements becomes [ceil(s / ways)], a scalar is kept, and other leaves of shape [d, ...]
+    become [ceil(d / ways), ...].
     """
     if not leaf.shape:
         return leaf
@@ -27,7 +27,7 @@ def cut(kind: Kind, leaf: Leaf, ways: int) -> Leaf:
 
 
 def cut_all(kind: Kind, leaves: Iterable[Leaf], sizes: Iterable[int]) -> tuple[Leaf, ...]:
-    """Split `leaves` along axes of `sizes`, in this order."""
+    """Split `leaves` of a value of `kind` along axes of `sizes`, one after another."""
     result = tuple(leaves)
     for ways in sizes:
         result = tuple(cut(kind, leaf, ways) for leaf in result)
