@@ -40,9 +40,10 @@ def position(coords: Mapping[Axis, int], axes: Iterable[Axis], sizes: Mapping[Ax
 
 
 def group(coords: Mapping[str, int], along: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The ranks that differ from the one at `coords` only along the axes `along`, in row-major order of these.
+    """The ranks that differ from the one at `coords` only along the axes `along`.
 
-    Ranks are row-major over all axes of `sizes`. `coords` has the coordinates along the other axes at least.
+    They are in row-major order of `along`. `coords` needs only the coordinates along the other axes, and
+    `sizes` has all axes.
 
     >>> group({"rack": 1, "worker": 2}, ("worker",), {"rack": 2, "worker": 4})
     (4, 5, 6, 7)

@@ -67,18 +67,22 @@ from commplan.ir.values import Part as Part
 from commplan.ir.values import Value as Value
 from commplan.ir.values import widest as widest
 
-# Raised when files of the version before would lack a field or have one of another meaning. Older files are
-# refused (CP1002); plans are compiled again.
+# The version of the file format. It is increased if files of the version before lack a field, or have one of
+# another meaning. Files of other versions are refused (CP1002), and their plans must be compiled again.
 SCHEMA_VERSION = 8
 
+# The backend that a schedule is compiled for.
 Backend = Literal["jax", "mpi"]
 
 
 class Binding(msgspec.Struct, frozen=True, gc=False):
-    """A name bound to a value.
+    """A name bound to a value: an output, the new value of a state, or an argument of a phase.
 
-    If `source_only`, the value depends on sources alone, and `batches` yields it instead of the phase. It is
-    computed on the host or by per-record device functions.
+    Attributes:
+        name: The name.
+        value: The value.
+        source_only: Whether the value depends on sources alone. The input pipeline computes such a value, on
+            the host or by per-record device functions, and `batches` yields it instead of the phase.
     """
 
     name: Meaning[Ref]
@@ -87,22 +91,39 @@ class Binding(msgspec.Struct, frozen=True, gc=False):
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """A phase; every rank issues its ops in this order."""
+    """A phase; every rank issues its ops in this order.
+
+    Attributes:
+        name: `start`, `step`, `every_N`, or the name in the plan.
+        kind: The kind of phase.
+        span: The place of the phase in the plan.
+        period: N of `every N steps`; 1 for other kinds.
+        ops: The ops, in order. Results are in SSA form over the whole phase.
+        inputs: The inputs of the plan that the phase reads.
+        states: The states that the phase reads, with their values on entry.
+        outputs: The values that the phase returns, by name.
+        updates: The states that the phase sets, with their new values.
+        values: The results of the ops.
+        takes: The source-only values that other ops or the states need: the arguments of the phase.
+        fragments: The number of calls in `period` steps, each for one fragment of the trees; 1 if values are
+            whole.
+        hidden: The number of steps of the program between the beginning and the end of a call; 0 if a call
+            ends before the next step.
+    """
 
     name: Meaning[Name]
     kind: Meaning[PhaseKind]
     span: Presentation[Span]
     period: Meaning[int]
     ops: Meaning[tuple[Op, ...]]
-    inputs: Structure[tuple[Ref, ...]]  # inputs of the plan that the phase reads
-    states: Structure[tuple[Ref, ...]]  # states that the phase reads, with their values on entry
+    inputs: Structure[tuple[Ref, ...]]
+    states: Structure[tuple[Ref, ...]]
     outputs: Meaning[tuple[Binding, ...]]
     updates: Meaning[tuple[Binding, ...]]
-    values: Structure[tuple[Value, ...]]  # results of the ops
-    # Source-only values that other ops read: the arguments of the phase.
+    values: Structure[tuple[Value, ...]]
     takes: Structure[tuple[Binding, ...]] = ()
-    fragments: Meaning[int] = 1  # calls in `period` steps, each for one fragment of the trees
-    hidden: Meaning[int] = 0  # steps of the program between the beginning and the end of a call
+    fragments: Meaning[int] = 1
+    hidden: Meaning[int] = 0
 
     @property
     def interval(self) -> int:
@@ -111,7 +132,12 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """`count` members of an axis next to each other on one level of the topology."""
+    """The extent of an axis on one level of the topology.
+
+    Attributes:
+        level: The name of the level.
+        count: The number of members of the axis next to each other on this level.
+    """
 
     level: Execution[Printed]
     count: Execution[int]
@@ -120,9 +146,13 @@ class Spread(msgspec.Struct, frozen=True):
 class Axis(msgspec.Struct, frozen=True):
     """An axis of the plan with its size at compile time.
 
-    `levels` is how the axis maps to the topology, innermost first, or in index order if ranks are assigned
-    differently. The product of the counts is `size`, or more if the last level is not full. Empty without a
-    topology.
+    Attributes:
+        name: The name.
+        kind: The kind.
+        size: The number of ranks, members or servers, at least 1.
+        levels: How the axis maps to the topology, innermost level first, or in index order if ranks are
+            assigned differently. The product of the counts is `size`, or more if the last level is not full.
+            Empty without a topology.
     """
 
     name: Meaning[Name]
@@ -132,15 +162,24 @@ class Axis(msgspec.Struct, frozen=True):
 
     @property
     def level(self) -> str | None:
-        """The outermost level that the axis reaches, which bounds the speed of collectives along it."""
+        """The outermost level that the axis reaches, which bounds the speed of collectives along it.
+
+        None without a topology.
+        """
         return self.levels[-1].level if self.levels else None
 
 
 class FnType(msgspec.Struct, frozen=True):
-    """The signature of a declared function, and the kind of processor it runs on.
+    """The signature of a function.
 
-    `elementwise` functions may be called on shards. `random` ones take a source of random numbers too. A
-    function with a `body` is built in, and not bound.
+    Attributes:
+        name: The name.
+        operands: The types of the operands. Those of a host function are types of one record.
+        results: The types of the results, as those of the operands.
+        where: The processor that runs it.
+        elementwise: Whether it may be called on shards.
+        random: Whether it takes a source of random numbers too.
+        body: The built-in function that `name` stands for; None if the user binds the function.
     """
 
     name: Meaning[Name]
@@ -158,25 +197,39 @@ class FnType(msgspec.Struct, frozen=True):
 
 
 class SourceType(msgspec.Struct, frozen=True):
-    """A declared source; `type` is the type of one record."""
+    """A declared source.
+
+    Attributes:
+        name: The name.
+        type: The type of one record.
+    """
 
     name: Meaning[Name]
     type: Meaning[ArrayType | BytesType | TreeType]
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The plan that a schedule was compiled from.
+    """The plan that a schedule was compiled from, and the arguments of the compilation.
 
-    `values` are one rank's values before any pass, for the sizes and shapes of the compilation.
+    Attributes:
+        plan: The plan.
+        values: The values of the plan as held by one rank, before any pass, in the order of `Plan.values`.
+        sizes: The sizes of the plan's axes, in the order of `Plan.axes`.
     """
 
     plan: Meaning[Plan]
     values: Meaning[tuple[Value, ...]]
-    sizes: Meaning[tuple[int, ...]]  # of the plan's axes
+    sizes: Meaning[tuple[int, ...]]
 
 
 class CompiledTopology(msgspec.Struct, frozen=True):
-    """The topology that a schedule was compiled for: name, digest, and assumptions, one sentence each."""
+    """The topology that a schedule was compiled for.
+
+    Attributes:
+        name: The name.
+        digest: The digest of its description.
+        assumed: The assumptions about it, one sentence each.
+    """
 
     name: Presentation[Printed]
     digest: Presentation[Digest]
@@ -186,7 +239,15 @@ class CompiledTopology(msgspec.Struct, frozen=True):
 def topologies_text(
     first: CompiledTopology | None, second: CompiledTopology | None
 ) -> tuple[str, str] | None:
-    """Descriptions of two topologies, with digests if the names are equal; None if they are the same."""
+    """Descriptions of two different topologies, for errors.
+
+    Args:
+        first: The first topology; None if there is none.
+        second: The second topology, likewise.
+
+    Returns:
+        A text for each, with the beginning of the digest if the names are equal; None if both are the same.
+    """
     if (first.digest if first else None) == (second.digest if second else None):
         return None
     has_one_name = first is not None and second is not None and first.name == second.name
@@ -202,24 +263,32 @@ def topologies_text(
 class Ownership(msgspec.Struct, frozen=True):
     """The owners of the shards of a value that is the same along `axes`.
 
-    Each rank along `axes` (first major) owns one row. If `owners` is not empty, only these ranks, counted
-    over all axes, own a row each, and the content on other ranks is undefined.
+    Attributes:
+        axes: The axes, the first one major. Each rank along them owns one row of every leaf.
+        owners: If it is not empty, only these ranks, counted row-major over `axes`, own a row each, and the
+            content on other ranks is undefined.
     """
 
     axes: Execution[Over]
     owners: Execution[tuple[int, ...]] = ()
 
     def part_of(self, value: Value, axes: Sequence[Axis]) -> Value:
-        """The shard of `value` on one rank.
+        """The shard of `value` on one rank. It is split if all ranks own a shard, else `per` rank.
 
-        `axes` are all axes of the plan, with sizes. If all ranks own a shard, the result is split; else it is
-        `per` rank.
+        Args:
+            value: The whole value.
+            axes: All axes of the plan, with sizes.
         """
         return ValueTypes(axes, {}).part(value, value.id, self.axes, self.owners)
 
 
 class StateShard(msgspec.Struct, frozen=True):
-    """A state that is stored in shards although its plan does not split it."""
+    """A state that is stored in shards although its plan does not split it.
+
+    Attributes:
+        state: The value of the state on entry, version 0.
+        ownership: The owners of the shards.
+    """
 
     state: Execution[Ref]
     ownership: Execution[Ownership]
@@ -230,12 +299,23 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
 
     Attributes:
         plan: The name of the plan.
-        entry: The values of inputs and states (version 0).
+        plan_digest: The digest of the plan (`serialization.canonical_json.plan_digest`).
+        axes: The axes with sizes.
+        sources: The sources.
+        fns: The signatures of the functions.
+        inputs: The values of the inputs (version 0).
+        states: The values of the states on entry to a phase (version 0).
+        entry: The values of `inputs`, then `states`, as held by one rank.
+        phases: The phases.
         origin: The source plan. A file without it is refused (CP1003).
-        state_shards: The owners of states that are sharded beyond the plan.
+        state_shards: The owners of states that are sharded although the plan does not split them.
         backend: The backend whose costs and forms were used.
-        hosts: The host names of the topology in order of places, if it lists them.
+        hosts: The host names of the topology in order of places; empty if it does not list them.
         pipeline: The passes that made the schedule, as text.
+        choices: The decisions of the passes, for `explain`.
+        topology: The topology; None without one.
+        file: The file of the plan, for errors; empty if it was not read from a file.
+        schema: The version of the file format.
     """
 
     plan: Meaning[Name]
@@ -251,7 +331,7 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
     state_shards: Execution[tuple[StateShard, ...]] = ()
     backend: Execution[Backend] = "jax"
     hosts: Execution[tuple[Printed, ...]] = ()
-    pipeline: Execution[Printed] = ""  # the passes that made it, as text
+    pipeline: Execution[Printed] = ""
     choices: Presentation[tuple[Choice, ...]] = ()
     topology: Presentation[CompiledTopology | None] = None
     file: Presentation[str] = ""
@@ -268,9 +348,11 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
         return {axis.name: axis.size for axis in self.mesh_axes}
 
     def axis(self, name: str) -> Axis:
+        """The axis `name`. Raises StopIteration if there is none."""
         return next(axis for axis in self.axes if axis.name == name)
 
     def fn(self, name: str) -> FnType:
+        """The function `name`. Raises KeyError if there is none."""
         return self.fn_types[name]
 
     def phase(self, name: str) -> Phase:
@@ -283,15 +365,15 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
         return phases[name]
 
     def size(self, axes: tuple[str, ...]) -> int:
-        """The number of ranks along `axes`."""
+        """The number of ranks along `axes`; 1 if there are none."""
         return math.prod(self.axis(name).size for name in axes)
 
     @cached_property
     def named(self) -> dict[str, Value]:
-        """The meaning of names outside the plan.
+        """The values that the program refers to by name.
 
         A name refers to the last output with this name, or else to the state or input, or else to the last
-        source value that a phase takes as an argument.
+        source-only value that a phase takes as an argument.
         """
         outputs, arguments = dict[str, Value](), dict[str, Value]()
         for phase in self.phases:
@@ -305,6 +387,7 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def fn_types(self) -> dict[str, FnType]:
+        """The functions by name."""
         return {fn.name: fn for fn in self.fns}
 
     @cached_property
@@ -315,7 +398,10 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
 
 
 def network_lane(axes: Sequence[Axis], over: Iterable[str]) -> str:
-    """The lane of a collective: the levels of the topology that it crosses, if there is one."""
+    """The lane of a collective over the axes `over`: `network:LEVEL`, with all levels that these reach.
+
+    Without a topology it is `network`.
+    """
     inside = set(over)
     levels = dict.fromkeys(axis.level for axis in axes if axis.name in inside and axis.level)
     return f"network:{'+'.join(levels)}" if levels else "network"

@@ -1,4 +1,9 @@
-"""Shared parts of `transfer` and `check` of ops (`ir.ops`): operand values and result types."""
+"""Shared parts of `transfer` and `check` of ops (`ir.ops`): operand values and result types.
+
+`transfer` of an op infers its results from its operands, and `check` yields the rules that it violates. The
+checks in this module have the codes CP0731 (kinds and leaves), CP0734 (placements and axes) and CP0735
+(arguments).
+"""
 
 from __future__ import annotations
 
@@ -17,21 +22,34 @@ from commplan.ir.values import Leaf, Part, Value
 if TYPE_CHECKING:
     from commplan.ir.stages.rules import Violation
 
+# The results of an op, in order.
 Results = tuple[Value, ...]
-Violations = Iterator[tuple[str, str]]  # code and message of each violated rule
+# The code and the message of each violated rule.
+Violations = Iterator[tuple[str, str]]
 
 
 def broken(code: str, violation: Violation | None) -> Violations:
-    """Yield a violated rule of stages (`ir.stages.rules`), if there is one."""
+    """Yield `violation` of a rule of stages (`ir.stages.rules`) with `code`; nothing if it is None."""
     if violation is not None:
         yield code, violation.message
 
 
 class ValueTypes:
-    """The values of a phase by name, and the `Axis`, `FnType` and `SourceType` structs of its schedule.
+    """The values that an op may refer to, and the axes, functions and sources of its schedule.
 
-    Values are those before an op and its declared results. An op takes properties that are bound from outside
-    from these, such as the leaves of a tree that a function returns.
+    Args:
+        axes: The axes: `schedule.Axis` structs.
+        values: The values before the op, and its declared results, by name. An op takes properties that it
+            cannot infer from its declared results, such as the leaves of a tree that a function returns.
+        fns: The functions by name: `schedule.FnType` structs.
+        sources: The sources: `schedule.SourceType` structs.
+
+    Attributes:
+        sizes: The sizes of the axes by name, in declaration order.
+        kinds: The kinds of the axes by name.
+        values: As passed in.
+        fns: As passed in; empty if None.
+        sources: The sources by name.
     """
 
     def __init__(
@@ -47,6 +65,7 @@ class ValueTypes:
         self.sources: dict[str, Any] = {source.name: source for source in sources}
 
     def ranks(self, axes: Iterable[str]) -> int:
+        """The number of ranks along `axes`; 1 if there are none."""
         return math.prod(self.sizes[axis] for axis in axes)
 
     def ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
@@ -55,14 +74,15 @@ class ValueTypes:
         return tuple(axis for axis in self.sizes if axis in inside)
 
     def per(self, placement: Placement, axes: Iterable[str]) -> Placement:
-        """`placement`, but with different values on ranks along `axes`."""
+        """`placement`, but with independent values on ranks along `axes`."""
         others_same = placement.without(axes)
         return msgspec.structs.replace(others_same, per=self.ordered((*others_same.per, *axes)))
 
     def join(self, placements: Iterable[Placement]) -> Placement:
-        """The placement of a value computed from values with these placements.
+        """The placement of a value computed from values with these placements; `SAME` if there are none.
 
-        It is split or stacked if all of them agree.
+        It varies along all axes along which an operand varies. It is split (or stacked) as the operands that
+        are split (or stacked), if these agree; if they differ, it is `per` their axes.
         """
         result: Placement | None = None
         for placement in dict.fromkeys(placements):
@@ -70,20 +90,21 @@ class ValueTypes:
         return result or SAME
 
     def _both(self, first: Placement, second: Placement) -> Placement:
+        """As `join`, for two placements."""
         mixed = [*first.per, *second.per]
         for first_axes, second_axes in ((first.split, second.split), (first.stacked, second.stacked)):
-            mixed += (
-                [*first_axes, *second_axes]
-                if first_axes and second_axes and first_axes != second_axes
-                else []
-            )
+            if first_axes and second_axes and first_axes != second_axes:
+                mixed += [*first_axes, *second_axes]
         partial = self.ordered((*first.partial, *second.partial))
         split, stacked = first.split or second.split, first.stacked or second.stacked
         both = msgspec.structs.replace(first, partial=partial, split=split, stacked=stacked)
         return self.per(both, mixed)
 
     def check_terms(self, refs: Iterable[Ref]) -> Violations:
-        """Check that terms of a sum are combined only with terms of the same sum."""
+        """Check that all of `refs` are partial along the same axes (CP0734).
+
+        Otherwise a term of a sum would be combined with a value that is none.
+        """
         refs = tuple(dict.fromkeys(refs))
         sums = {frozenset(self.values[ref].placement.partial): ref for ref in refs}
         if len(sums) > 1:
@@ -92,7 +113,7 @@ class ValueTypes:
             yield "CP0734", f"of `{first_ref}` and `{second_ref}` {message}"
 
     def check_axes(self, axes: Sequence[str], kind: AxisKind | None = None) -> Violations:
-        """Check that `axes` exist, are no servers, are unique, and have `kind` if it is not None."""
+        """Check that `axes` exist, are no servers, are unique, and have `kind` if it is not None (CP0734)."""
         for axis in axes:
             if axis not in self.sizes:
                 yield "CP0734", f"there is no axis `{axis}`"
@@ -104,7 +125,11 @@ class ValueTypes:
             yield "CP0734", f"an axis is named twice: {', '.join(axes)}"
 
     def check_cut(self, ref: Ref, axes: Sequence[str], owners: Sequence[int]) -> Violations:
-        """Check that `ref` can be split among the ranks along `axes`, or among the `owners` of them."""
+        """Check that `ref` can be split along `axes`, of which there must be some (CP0734).
+
+        If `owners` is not empty, only these ranks along `axes` own a shard. They must exist and be unique
+        (CP0735).
+        """
         if not axes:
             yield "CP0734", f"`{ref}` is cut over no axis"
         wrong = [*self.check_axes(axes)]
@@ -118,21 +143,31 @@ class ValueTypes:
             yield "CP0735", f"there is no such owner among {ranks} ranks: {list(owners)}"
 
     def check_leaves(self, ref: Ref, expected: tuple[Leaf, ...]) -> Violations:
+        """Check that `ref` has the leaves `expected` (CP0731)."""
         if self.values[ref].leaves != expected:
             actual = shown(self.values[ref].leaves)
             yield "CP0731", f"`{ref}` has the leaves {actual}, expected {shown(expected)}"
 
     def check_scalar(self, ref: object) -> Violations:
+        """Check that `ref` has one leaf, a scalar (CP0731). Accepts a number or None instead of a value."""
         if isinstance(ref, str) and [leaf.shape for leaf in self.values[ref].leaves] != [()]:
             yield "CP0731", f"`{ref}` is {shown(self.values[ref].leaves)}, expected a scalar"
 
     def check_rows(self, ref: Ref, ways: int) -> Violations:
+        """Check that `ref` is a flat buffer that consists of `ways` equal rows (CP0731)."""
         value = self.values[ref]
         if value.kind != "flat" or ways < 1 or value.leaves[0].size % ways:
             yield "CP0731", f"`{ref}` is not a flat buffer of {ways} rows"
 
     def check_part(self, part: Part, leaves_of: Ref, ways: int, columns: int) -> Violations:
-        """Check that a part fits in its leaf of `leaves_of` and in a buffer row of `columns` elements."""
+        """Check that a part fits in a row of its leaf and in a row of its buffer (CP0731).
+
+        Args:
+            part: The part.
+            leaves_of: The value with the leaf.
+            ways: The number of rows of leaf and buffer.
+            columns: The number of elements in a row of the buffer.
+        """
         value = self.values[leaves_of]
         if not 0 <= part.leaf < len(value.leaves):
             yield "CP0731", f"`{leaves_of}` has no leaf {part.leaf}"
@@ -144,7 +179,15 @@ class ValueTypes:
             yield "CP0731", f"{where} are not inside its row of {row} and the buffer's of {columns}"
 
     def part(self, value: Value, result: Ref, axes: Sequence[str], owners: Sequence[int] = ()) -> Value:
-        """The shard of `value` on one rank, split along `axes` or among the `owners` of them."""
+        """The shard of `value` on one rank.
+
+        Args:
+            value: The value, which is the same along `axes`.
+            result: The name of the shard.
+            axes: The axes along which it is cut, in a single cut among all their ranks.
+            owners: The ranks along `axes` that own a shard; all if it is empty. The result is split if all
+                ranks own a shard, else it is `per` rank.
+        """
         placement = value.placement.without(axes)
         ways = len(owners) or self.ranks(axes)
         split = msgspec.structs.replace(placement, split=(*placement.split, *axes))
@@ -155,7 +198,11 @@ class ValueTypes:
         return Value(result, value.kind, leaves, split, whole)
 
     def with_whole(self, value: Value) -> Value:
-        """`value`, a piece of a split value, with the leaves that all its shards form together."""
+        """`value`, a piece of a split value, with `whole` set to the leaves that all its shards form.
+
+        Their dimensions are the number of shards times those of a shard. Values that have `whole`, are not
+        split, or are no trees or arrays are returned unchanged.
+        """
         ways = self.ranks(value.placement.split)
         if value.kind not in ("tree", "array") or value.whole or not value.placement.split:
             return value
@@ -164,16 +211,16 @@ class ValueTypes:
 
 
 def flat(ref: Ref, size: int, dtype: DType, placement: Placement) -> Value:
-    """A flat buffer of `size` elements."""
+    """The flat buffer `ref` of `size` elements."""
     return Value(ref, "flat", (Leaf("", (size,), dtype),), placement)
 
 
 def placed(value: Value, ref: Ref, placement: Placement | None = None) -> Value:
-    """`value` renamed to `ref`, with another placement if there is one."""
+    """`value` renamed to `ref`, with another placement unless `placement` is None."""
     return Value(ref, value.kind, value.leaves, placement or value.placement, value.whole)
 
 
 def shown(leaves: tuple[Leaf, ...]) -> str:
-    """A description of leaves for messages."""
+    """The paths, types and shapes of the first three leaves, for messages; `none` if there are none."""
     words = [f"{leaf.path or 'array'} {leaf.dtype}{list(leaf.shape)}" for leaf in leaves[:3]]
     return ", ".join([*words, "..."] if len(leaves) > 3 else words) or "none"

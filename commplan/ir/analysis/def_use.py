@@ -1,4 +1,7 @@
-"""Definitions and uses of values."""
+"""Definitions and uses of values in a list of ops.
+
+Passes, the verifier and the explanations query them.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from commplan.ir.refs import Ref
 
 
 class DefUse(Generic[AnyOp]):
-    """The defining op and the readers of each value in `ops`.
+    """The defining op and the readers of each value in `ops`. `after` of ops counts as neither.
 
     Attributes:
         ops: The ops, in order.
-        indices: For each value, the index in `ops` of the op that makes it.
+        indices: For each result of an op, the index of that op in `ops`.
     """
 
     def __init__(self, ops: Iterable[AnyOp]) -> None:
@@ -31,16 +34,21 @@ class DefUse(Generic[AnyOp]):
         return readers
 
     def maker(self, ref: Ref) -> AnyOp | None:
-        """The op that makes `ref`, or None."""
+        """The op that makes `ref`; None for a value that none of the ops makes."""
         index = self.indices.get(ref)
         return None if index is None else self.ops[index]
 
     def readers(self, ref: Ref) -> list[AnyOp]:
-        """The ops that read `ref`, in order."""
+        """The ops that read `ref`, in order, each once."""
         return self._readers.get(ref, [])
 
     def ancestors(self, refs: Iterable[Ref], available: Container[Ref] = ()) -> tuple[AnyOp, ...]:
-        """The ops that `refs` depend on, in order, except through the `available` values."""
+        """The ops that `refs` depend on, directly or not, in order.
+
+        Args:
+            refs: The values.
+            available: Values that are computed already. The ops that only they depend on are left out.
+        """
         missing = {ref for ref in refs if ref not in available}
         chosen: list[AnyOp] = []
         for op in reversed(self.ops):
@@ -50,7 +58,15 @@ class DefUse(Generic[AnyOp]):
         return tuple(reversed(chosen))
 
     def sources(self, refs: Iterable[Ref], ends: Container[Ref]) -> list[Ref]:
-        """The nearest values in `ends` on all paths back from `refs`, in traversal order."""
+        """The nearest values in `ends` on all paths back from `refs`.
+
+        Args:
+            refs: The values to start from, which may be in `ends` themselves.
+            ends: The values at which a path ends. Other paths end at values that no op makes, without result.
+
+        Returns:
+            Each value once, in the order of a depth-first traversal of operands.
+        """
         sources: dict[Ref, None] = {}
         pending = list(refs)[::-1]
         visited: set[Ref] = set()

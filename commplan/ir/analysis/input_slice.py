@@ -1,4 +1,4 @@
-"""The part of a phase that the input pipeline computes before the step; which results it may cache."""
+"""The part of a phase that the input pipeline computes before the step, and the results that it may cache."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from commplan.ir.stages.rules import Violation, cacheable
 
 
 def source_only(phase: Phase) -> frozenset[str]:
-    """The values of `phase` that are loaded, or computed from such values.
+    """The values of `phase` that are loaded, or that the input pipeline computes from loaded values.
 
-    Such computations are per record, on the host or by `share`.
+    It runs `share`, host functions, and per-record functions on the device (`BaseOp.runs_ahead`).
     """
     available: set[str] = set()
     for op in phase.ops:
@@ -27,7 +27,10 @@ def source_only(phase: Phase) -> frozenset[str]:
 
 
 def connected(ops: Sequence[AnyOp]) -> list[list[AnyOp]]:
-    """Partition `ops` into connected components of the value graph, in the order of `ops`."""
+    """Partition `ops` into connected components: ops that share an operand or result are in the same one.
+
+    Components are in the order of their first op, and each is in the order of `ops`.
+    """
     parents = list(range(len(ops)))  # union-find: for each op, an earlier op of the same component
 
     def find_root(index: int) -> int:
@@ -50,9 +53,9 @@ def connected(ops: Sequence[AnyOp]) -> list[list[AnyOp]]:
 def bind_sources(phase: Phase) -> Phase:
     """Mark the source-only bindings of `phase` and compute its `takes`.
 
-    `takes` holds the source-only values that the other ops, or the states, need. A value has the name under
-    which it is an output, or else its own name, with the version appended if that name is already used, and
-    underscores until the name is unique.
+    `takes` holds the source-only values that the other ops, or the states, need, sorted by reference. A value
+    has the name under which it is an output. Otherwise it has its own name, or if that is in use, its
+    reference with `_` for dots, followed by as many underscores as make the name unique.
     """
     available = source_only(phase)
     outputs = tuple(msgspec.structs.replace(b, source_only=b.value in available) for b in phase.outputs)
@@ -63,7 +66,7 @@ def bind_sources(phase: Phase) -> Phase:
     names = {b.name for b in outputs} | {name_of(ref) for ref in (*phase.inputs, *phase.states)}
     output_names = {b.value: b.name for b in reversed(outputs)}
     takes: list[Binding] = []
-    for ref in sorted(needed):  # by name, because passes may reorder ops
+    for ref in sorted(needed):  # not in the order of ops, which passes may change
         name = output_names.get(ref) or name_of(ref)
         if ref not in output_names and name in names:
             name = ref.replace(".", "_")
@@ -75,14 +78,18 @@ def bind_sources(phase: Phase) -> Phase:
 
 
 def cache_violation(schedule: Schedule, uses: DefUse[Op], op: Map, cache: Cache) -> Violation | None:
-    """The rule that `cache` on `op` violates, if any.
+    """The rule that `cache` on `op` violates; None if it violates none.
 
     Args:
-        uses: The definitions and uses in the phase of `op`, or in its flow.
+        schedule: The schedule, for the result types of the function.
+        uses: The definitions and uses in the phase of `op`, or in the part that `op` depends on.
+        op: The op.
+        cache: The cache.
     """
     if op.lane != "host_compute":
         return Violation(f"`{op.fn}` runs on the device, and a cache keeps results of the host")
     before = uses.ancestors(op.results)
-    random = [each.fn for each in before if isinstance(each, Map) and each.random]
-    sources = [each.source for each in before if isinstance(each, Read)]
+    random = [earlier.fn for earlier in before if isinstance(earlier, Map) and earlier.random]
+    sources = [earlier.source for earlier in before if isinstance(earlier, Read)]
+    # The nearest random function is first, since the message names it.
     return cacheable(op.fn, random[::-1], sources, schedule.fn(op.fn).results, cache)

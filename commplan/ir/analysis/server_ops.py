@@ -1,4 +1,4 @@
-"""Ops that use servers, and their operands and results that exist on servers only."""
+"""The ops that use servers, and their operands and results that exist on servers only."""
 
 from __future__ import annotations
 

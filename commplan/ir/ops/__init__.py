@@ -1,6 +1,7 @@
-"""The ops of a schedule, one module each.
+"""The ops of a schedule, one module each, and functions for all of them.
 
-A module defines the fields of an op and its semantics; each backend defines how to run it.
+A module defines the fields of an op and its semantics; each backend defines how to run it. `base.BaseOp` has
+the interface of an op.
 """
 
 from collections.abc import Collection, Mapping
@@ -34,6 +35,7 @@ Op = (
 )  # fmt: skip
 AnyOp = TypeVar("AnyOp", bound=Op)
 
+# For each type of op, a function from an op to some of its values.
 _OPERANDS = {kind: refs.getter(kind, kind.READS) for kind in get_args(Op)}
 _RESULTS = {kind: refs.getter(kind, kind.WRITES) for kind in get_args(Op)}
 _SHAPED_BY = {kind: refs.getter(kind, kind.SHAPED_BY) for kind in get_args(Op)}
@@ -41,17 +43,17 @@ _SERVER_OPERANDS = {kind: refs.getter(kind, kind.SERVER_OPERANDS) for kind in ge
 
 
 def operands(op: Op) -> tuple[Ref, ...]:
-    """The values that `op` reads, in a fixed order, without `after`."""
+    """The values that `op` reads, in the order of `READS`, without `after`."""
     return _OPERANDS[type(op)](op)
 
 
 def results(op: Op) -> tuple[Ref, ...]:
-    """The values that `op` makes."""
+    """The values that `op` makes, in the order of `WRITES`."""
     return _RESULTS[type(op)](op)
 
 
 def shaped_by(op: Op) -> tuple[Ref, ...]:
-    """The values whose pytree structure `op` copies."""
+    """The values whose pytree structure `op` copies, but whose elements it does not read."""
     return _SHAPED_BY[type(op)](op)
 
 
@@ -71,7 +73,14 @@ def rename_results(op: AnyOp, names: Mapping[Ref, Ref]) -> AnyOp:
 
 
 def add_results(op: Op, types: ValueTypes, values: dict[Ref, Value], declared: Collection[Ref]) -> None:
-    """Add the results of `op` to `values`, except trees and arrays in `declared`, which the plan defines."""
+    """Add the results of `op` to `values`.
+
+    Args:
+        op: The op.
+        types: The axes, and the values that `op` reads.
+        values: Receives the results by name.
+        declared: The values that the plan defines. They are not added, except flat buffers.
+    """
     for value in op.transfer(types):
         if value.id not in declared or value.kind == "flat":
             values[value.id] = value

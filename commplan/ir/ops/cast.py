@@ -13,10 +13,11 @@ from commplan.ir.values import Leaf, Value
 
 
 class Cast(BaseOp, frozen=True, tag="cast", gc=False):
-    """Convert every leaf to `dtype`.
+    """Convert every leaf to another type.
 
-    A tuple has one type per leaf. It is used in weighted means, where the conversion is part of the plan and
-    not a rounding by the compiler.
+    Attributes:
+        dtype: The type of all leaves, or a tuple of one type per leaf. A tuple means that the conversion is
+            part of the plan, as in weighted means, and not a rounding by the compiler.
     """
 
     CONVERTS = True
@@ -29,7 +30,7 @@ class Cast(BaseOp, frozen=True, tag="cast", gc=False):
     lane: Cost[str] = "device"
 
     def types(self, leaves: Sequence[Leaf]) -> tuple[DType, ...]:
-        """The types that `leaves` are converted to."""
+        """The type that each of `leaves` is converted to."""
         return self.dtype if isinstance(self.dtype, tuple) else (self.dtype,) * len(leaves)
 
     def check(self, types: ValueTypes) -> Violations:

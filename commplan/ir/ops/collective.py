@@ -1,4 +1,4 @@
-"""The op `collective`: one collective over axes."""
+"""The op `collective`: one collective over axes, such as an all-reduce."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -18,9 +18,11 @@ from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed
 from commplan.ir.types import DType, Over
 from commplan.ir.values import Value
 
+# The kind of collective; see `Collective`.
 CollectiveKind = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "shift", "swap"
 ]  # fmt: skip
+# The operator of a reduction. A mean is a sum with a divisor.
 ReduceOp = Literal["sum", "max", "min"]
 # How a backend runs a chunk program: one backend operation per round (`lax.ppermute`, `mpi4jax.sendrecv`),
 # one call for the whole program, or one call that starts it and one that waits for it.
@@ -32,22 +34,34 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
 
     Kinds, with n ranks along `axes`:
 
-    - all_reduce: the result has the shape of the operand.
-    - reduce_scatter: flat [n*k] -> [k], this rank's row.
-    - all_gather: [k] -> [n*k] in rank order.
+    - all_reduce: the reduction of all operands, with the shape of the operand.
+    - reduce_scatter: this rank's row of the reduction; a flat [n*k] becomes [k]. Trees and arrays are cut as
+      by `Slice`.
+    - all_gather: the concatenation of all operands in rank order; a flat [k] becomes [n*k]. The padding of
+      trees and arrays is dropped.
     - all_to_all: flat [n*k] -> [n*k]; row i goes to rank i.
-    - broadcast: from `root`, row-major over `axes`.
-    - reduce: the result on `root`, zeros on other ranks.
-    - shift: from each rank to the one `root` places further along the axis.
+    - broadcast: the operand of `root`.
+    - reduce: the reduction on `root`, zeros on other ranks.
+    - shift: the operand of the rank `root` places before along the axis, modulo n.
     - swap: an all_to_all of values that differ per rank, by rows of the leading dimension or of a flat
       buffer.
 
-    `algorithm` is `native`, a chunk program of `commplan.collectives`, or `hierarchical` with one program per
-    level. The keys of its levels are axes of `axes`, or for a single axis the levels of the topology that it
-    spans (`Axis.levels`). `hints.chunk` is the message size in bytes. `divisor` divides a sum before it is
-    sent on. Backends do not divide: the pass `wire` expands it, and packs leaves that `hints.integers`
-    applies to separately. `stages` names the stages of the plan that the collective carries out, each by a
-    result.
+    Attributes:
+        kind: The kind of collective.
+        axes: The axes. Ranks are row-major over them, the first one major.
+        dtype: The type of the widest leaf.
+        nbytes: The bytes of one rank's operand.
+        op: The operator of a kind that reduces; None for other kinds.
+        root: The root, or the distance of a shift, 0 to n - 1; None for other kinds.
+        algorithm: `native`, a chunk program of `commplan.collectives`, or `hierarchical` with one program per
+            level. The keys of its levels are axes of `axes`, or for a single axis the levels of the topology
+            that it spans (`Axis.levels`).
+        hints: The options. `chunk` is the message size in bytes.
+        form: How the backend runs a chunk program; None for its default.
+        divisor: The number that a sum is divided by before it is sent on; 1 for no division. Backends do not
+            divide: the pass `wire` expands it, and packs leaves that `hints.integers` applies to separately.
+        stages: The stages of the plan that the collective carries out, each by its result.
+        pinned: Whether passes keep the algorithm, because the plan names it or a pass has decided on it.
     """
 
     APPLIED_HINTS = ("wire", "accumulate", "integers")
@@ -56,8 +70,8 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
     result: Meaning[Ref]
     operand: Meaning[Ref]
     axes: Meaning[Over]
-    dtype: Structure[DType]  # of the widest leaf
-    nbytes: Structure[int]  # of one rank's operand
+    dtype: Structure[DType]
+    nbytes: Structure[int]
     span: Presentation[Span]
     op: Meaning[ReduceOp | None] = None
     root: Meaning[int | None] = None
@@ -65,10 +79,10 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
     hints: Meaning[Hints] = Hints()
     after: Execution[tuple[Ref, ...]] = ()
     lane: Cost[str] = "network"
-    form: Execution[Form | None] = None  # None: the default of the backend
+    form: Execution[Form | None] = None
     divisor: Meaning[int] = 1
     stages: Execution[tuple[Ref, ...]] = ()
-    pinned: Cost[bool] = False  # whether the plan has a `via`, so that passes keep the algorithm
+    pinned: Cost[bool] = False
 
     def check(self, types: ValueTypes) -> Violations:
         if not self.axes:
@@ -81,9 +95,14 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         if self.kind in ("shift", "swap") and len(self.axes) > 1:
             yield "CP0734", f"{with_article(self.kind)} has a single axis"
             return
+        yield from self._check_arguments(types)
+        yield from self._check_leaves(types)
+        yield from self._check_placement(types.values[self.operand])
+
+    def _check_arguments(self, types: ValueTypes) -> Violations:
+        """Check the options, the operator, the root and the divisor."""
         if any(size is not None and size < 1 for size in (self.hints.chunk, self.hints.bucket)):
             yield "CP0735", "a message and a bucket have at least one byte"
-        ranks, operand = types.ranks(self.axes), types.values[self.operand]
         if (self.kind in REDUCING) != (self.op is not None):
             yield "CP0735", f"{self.kind} and op {self.op} cannot be combined"
         if (self.kind in TOWARDS_SOME) != (self.root is not None):
@@ -92,6 +111,10 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
             yield from broken("CP0735", rules.root_in_range(self.root, self.axes, types.ranks))
         if self.divisor < 1 or (self.divisor > 1 and self.op != "sum"):
             yield "CP0735", f"{self.kind} {self.op or ''} divides by {self.divisor}"
+
+    def _check_leaves(self, types: ValueTypes) -> Violations:
+        """Check the types of the operand's leaves, and that the kind can divide their shapes among ranks."""
+        ranks, operand = types.ranks(self.axes), types.values[self.operand]
         averaged = "mean" if self.divisor > 1 else self.op or ""
         yield from broken(
             "CP0735", rules.reducible_leaves(averaged, operand.leaves, self.operand, self.hints)
@@ -108,9 +131,9 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
             yield "CP0731", f"a leading dimension of `{self.operand}` is no {ranks} equal blocks"
         if self.kind in ("reduce_scatter", "all_to_all") and size % ranks:
             yield "CP0731", f"{size} elements of `{self.operand}` are no {ranks} equal rows"
-        yield from self._check_placement(operand)
 
     def _check_placement(self, operand: Value) -> Violations:
+        """Check that ranks hold different data, in an order that the kind can combine."""
         placement = operand.placement
         cut = [axis for axis in self.axes if axis in placement.split]
         for axis in self.axes:
@@ -164,7 +187,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         env.put(self.result, self._moved(env, operand, value))
 
     def _moved(self, env: Interpretation, operand: SymbolicValue, value: Value) -> SymbolicValue:
-        """Move elements between ranks, after sums are computed."""
+        """Move elements between ranks, after the reduction."""
         algebra, flat = env.algebra, value.kind == "flat"
         match self.kind:
             case "reduce_scatter" if flat:
