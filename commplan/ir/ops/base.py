@@ -50,8 +50,8 @@ class BaseOp(msgspec.Struct, frozen=True, gc=False):
     - `SERVER_OPERANDS`: the fields in `READS` that servers store and workers do not send.
     - `RETURNED`: the number of leading results that servers return; further results stay on servers.
     - `CONVERTS`: whether the op changes only layout or element types.
-    - `APPLIED_HINTS`: the hints that the op applies to its result. The verifier rejects an op with other hints
-      whose role is `Meaning`.
+    - `APPLIED_HINTS`: the hints with the role `Meaning` that the op applies. The verifier rejects an op with
+      other ones.
 
     Fields that every op has, and that the classes do not describe again:
 

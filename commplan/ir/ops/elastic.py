@@ -14,10 +14,24 @@ from commplan.ir.values import Value
 
 
 class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
-    """`pull` = eta * rho * (operand - center) for each leaf (Zhang et al. 2015).
+    """Compute `pull` = eta * rho * (operand - center) for each leaf.
 
     In mode `sync` this is local arithmetic; an all-reduce of `pull` and an `Update` follow. In other modes it
-    is the whole exchange with a server: it also makes `result`, and the exchange runtime runs it.
+    is the whole exchange with a server: it also makes `result`, and the runtime of servers runs it.
+
+    Attributes:
+        pull: The result: the difference that the worker and the center move by.
+        operand: The weights of the worker.
+        center: The center.
+        mode: `sync`, or the order in which a server serves the workers.
+        eta: The first coefficient, a number or a scalar value.
+        rho: The second coefficient, a number or a scalar value.
+        axes: The axes of the workers.
+        result: The new center, on the server; None in mode `sync`.
+        hints: The options; none in mode `sync`.
+
+    References:
+        Zhang, Choromanska and LeCun, Deep learning with elastic averaging SGD, 2015.
     """
 
     READS = ("operand", "center", "eta", "rho")

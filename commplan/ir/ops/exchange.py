@@ -16,7 +16,17 @@ from commplan.ir.values import Value
 
 
 class Exchange(ExchangeFields, BaseOp, frozen=True, tag="exchange", gc=False):
-    """A parameter-server step: results = fn(states, mean gradient). The exchange runtime runs it."""
+    """A step of a parameter server: results = fn(states, reduced gradient).
+
+    If the states are on servers, the runtime of servers runs it. Otherwise the pass `lower_exchange` replaces
+    it by collectives.
+
+    Attributes:
+        op: The operator of the reduction.
+        weight: The weight of each rank in a mean, a scalar; None if there are no weights.
+        algorithm: The algorithm in the plan, such as `parameter_server(owners = 2)`; None if it has none.
+        hints: The options.
+    """
 
     READS = ("gradient", "states", "weight")
     SERVER_OPERANDS = ("states",)
@@ -53,6 +63,6 @@ class Exchange(ExchangeFields, BaseOp, frozen=True, tag="exchange", gc=False):
         return values[self.states[0]].placement.server is not None
 
     def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:
-        """Gradients go to owners among the ranks and parameters come back: the bytes of an all-reduce."""
+        """An all-reduce of the gradient: gradients go to owners, and as many bytes of weights come back."""
         size = nbytes.get(self.gradient, 0)
         return Work("all_reduce", f"exchange of `{self.gradient}`", size, self.axes)

@@ -12,9 +12,10 @@ from commplan.ir.values import Leaf, Value
 
 
 class Pick(PickFields, BaseOp, frozen=True, tag="pick", gc=False):
-    """The current fragment of a tree: a tree with a flat piece of every leaf; see `ir.fragments`.
+    """Cut the current fragment out of a tree: a tree with a flat piece of every leaf; see `ir.fragments`.
 
-    The number of calls of the phase so far, modulo `fragments`, is the fragment.
+    The number of the fragment is that of the calls of the phase so far, modulo `fragments`. If `fragments` is
+    1, the result is the operand, which may be read at the end of the call (`late`).
     """
 
     after: Execution[tuple[Ref, ...]] = ()
@@ -35,7 +36,7 @@ class Pick(PickFields, BaseOp, frozen=True, tag="pick", gc=False):
 
 
 class Merge(MergeFields, BaseOp, frozen=True, tag="merge", gc=False):
-    """The tree `whole`, whose current fragment is `piece`."""
+    """Replace the current fragment of the tree `whole` by `piece`."""
 
     after: Execution[tuple[Ref, ...]] = ()
     lane: Cost[str] = "device"
@@ -63,16 +64,24 @@ class Merge(MergeFields, BaseOp, frozen=True, tag="merge", gc=False):
 
 
 def layout_of(op: Pick | Merge, value: Value, ranks: Ranks) -> FragmentLayout:
-    """The layout of the leaves of `value` on one rank: a rank with a row each holds a single row."""
+    """The layout of the leaves of `value` on one rank.
+
+    Args:
+        op: The op that cuts or merges `value`.
+        value: A whole value. If it is split over `op.rows`, a rank holds a single row of each leaf.
+        ranks: The number of ranks along axes.
+    """
     is_row = bool(op.rows) and value.placement.split == op.rows
     return FragmentLayout(op.fragments, 1 if is_row else ranks(op.rows))
 
 
 def _pieces(op: Pick | Merge, value: Value, leaves: tuple[Leaf, ...], types: ValueTypes) -> tuple[Leaf, ...]:
+    """The pieces of `leaves`, those of `value` on one rank."""
     return tuple(map(layout_of(op, value, types.ranks).piece, leaves))
 
 
 def _check(op: Pick | Merge, ref: Ref, types: ValueTypes) -> Violations:
+    """Check that the whole value `ref` can be cut as `op` does."""
     value = types.values[ref]
     yield from types.check_axes(op.rows)
     if op.fragments < 1:

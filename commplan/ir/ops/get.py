@@ -12,7 +12,7 @@ from commplan.ir.values import Value
 
 
 class Get(BaseOp, frozen=True, tag="get", gc=False):
-    """Fetch the state `operand` from a server, with its value at the time of the request."""
+    """Fetch the state `operand` from its servers, with the value that they have when they answer."""
 
     SERVER_OPERANDS = ("operand",)
 

@@ -1,4 +1,4 @@
-"""The op `local_sum`: adds the rows of a buffer."""
+"""The op `local_sum`: adds the rows of a buffer, without communication."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,10 @@ from commplan.ir.values import Value
 
 
 class LocalSum(BaseOp, frozen=True, tag="local_sum", gc=False):
-    """Sum the `ways` rows of a flat buffer [ways*k] -> [k], in the operand's dtype."""
+    """Sum the `ways` rows of a flat buffer, [ways*k] -> [k], in the operand's dtype.
+
+    After an all_to_all of a buffer with a row for each rank, it completes a reduce_scatter.
+    """
 
     result: Meaning[Ref]
     operand: Meaning[Ref]
@@ -27,7 +30,10 @@ class LocalSum(BaseOp, frozen=True, tag="local_sum", gc=False):
         return types.check_rows(self.operand, self.ways)
 
     def transfer(self, types: ValueTypes) -> Results:
-        """Rows of all ranks are summed to this rank's shard of the sum."""
+        """If the rows are those of all ranks along the stacked axes, the sum is split over these axes.
+
+        Otherwise it is `per` them.
+        """
         operand = types.values[self.operand]
         leaf, placement = operand.leaves[0], operand.placement
         stacked, unstacked = placement.stacked, placement.without(placement.stacked)

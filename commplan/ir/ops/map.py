@@ -1,4 +1,4 @@
-"""The op `map`: applies a function of the user."""
+"""The op `map`: applies a function of the user, or a built-in one."""
 
 from collections.abc import Container, Mapping
 
@@ -14,11 +14,14 @@ from commplan.ir.values import Leaf, Value
 
 
 class Map(MapFields, BaseOp, frozen=True, tag="map", gc=False):
-    """Apply a bound function. `per_record` on the device means `vmap` over the leading dimension.
+    """Apply a function. `per_record` on the device means `vmap` over the leading dimension.
 
-    `per` are the ensembles between whose members a random function differs. `stream` is the index of a random
-    call among those of its function in the phase, from 1, in plan order. `hints.overlap` marks an update that
-    may run in pieces, overlapping with the remaining reductions.
+    Attributes:
+        random: Whether the function takes a source of random numbers. They differ between the members of the
+            ensembles `per`.
+        stream: The index of a random call among those of its function in the phase, from 1, in the order of
+            the plan; 0 if the function is not random.
+        lane: `device` or `host_compute`, the processor of the function.
     """
 
     APPLIED_HINTS = ("on_error",)
@@ -26,7 +29,7 @@ class Map(MapFields, BaseOp, frozen=True, tag="map", gc=False):
     random: Structure[bool] = False
     stream: Meaning[int] = 0
     after: Execution[tuple[Ref, ...]] = ()
-    lane: Structure[str] = "device"  # or host_compute
+    lane: Structure[str] = "device"
 
     def check(self, types: ValueTypes) -> Violations:
         fn = types.fns.get(self.fn)
@@ -53,16 +56,16 @@ class Map(MapFields, BaseOp, frozen=True, tag="map", gc=False):
             value = types.values[ref]
             by_record = self.per_record and (value.kind == "records" or index >= len(self.operands))
             if not isinstance(kind, ArrayType):
-                continue
+                continue  # trees are bound from outside
             if len(value.leaves) != 1 or value.leaves[0].dtype != kind.dtype:
                 yield "CP0731", f"`{ref}` is {shown(value.leaves)}, but `{self.fn}` takes {kind}"
             elif by_record and value.leaves[0].shape[1:] != kind.shape:
                 yield "CP0731", f"records of `{ref}` are {shown(value.leaves)}, not {kind}"
-
         if fn.body is not None:
             yield from self._check_builtin(fn.body, types)
 
     def _check_builtin(self, body: Builtin, types: ValueTypes) -> Violations:
+        """Check that the operands fit the built-in function `body`, and that the results are its own."""
         values = [types.values[ref] for ref in self.operands]
         leaves = [self._elements(value) if value.kind == "records" else value.leaves for value in values]
         misfit = body.misfit(list(zip(map(name_of, self.operands), leaves, strict=True)))
@@ -79,10 +82,11 @@ class Map(MapFields, BaseOp, frozen=True, tag="map", gc=False):
         return tuple(Leaf(leaf.path, leaf.shape[1:], leaf.dtype) for leaf in value.leaves)
 
     def random_stream(self, env: Interpretation) -> int:
+        """As in `MapFields`."""
         return self.stream
 
     def transfer(self, types: ValueTypes) -> Results:
-        """Kinds and leaves of results are bound with the function."""
+        """Kinds and leaves of results are declared; their placement is that of all operands, and `per`."""
         merged = types.join(types.values[ref].placement for ref in self.operands)
         placement = types.per(merged, self.per) if self.per else merged
         return tuple(placed(types.values[ref], ref, placement) for ref in self.results)

@@ -16,10 +16,14 @@ from commplan.ir.values import Part, Value
 class Pack(BaseOp, frozen=True, tag="pack", gc=False):
     """Copy parts of leaves into one flat buffer of `ways` equal rows, with zeros in the gaps.
 
-    Each leaf is flattened, zero-padded to a multiple of `ways`, and viewed as `ways` rows; a part is a range
-    of columns. With ways = 1 this is concatenation. After a reduce-scatter of a buffer with one row per rank,
-    each rank has its shard of every leaf. For an array that is split along its leading
-    dimension, that dimension is padded instead, so that each rank's part holds whole slices of the array.
+    Each tree leaf is flattened, zero-padded to a multiple of `ways`, and viewed as `ways` rows. The leading
+    dimension of an array, or of records, is padded instead, so that a row holds whole slices. A part is a
+    range of columns. With one row this is concatenation. After a reduce-scatter of a buffer with one row per
+    rank, each rank has its shard of every leaf.
+
+    Attributes:
+        parts: The parts, which do not overlap in the buffer.
+        ways: The number of rows, at least 1.
     """
 
     READS = ("parts",)
@@ -53,15 +57,16 @@ class Pack(BaseOp, frozen=True, tag="pack", gc=False):
         yield from types.check_terms(part.value for part in self.parts)
 
     def transfer(self, types: ValueTypes) -> Results:
-        """Scalars of a tree are the same on all ranks among which it is split.
+        """The placement of the buffer is that of all leaves; its size is declared.
 
-        The size of the buffer is declared, since there may be padding after the last part.
+        Scalars of a tree are the same on all ranks among which the tree is split. There may be padding after
+        the last part, so the size does not follow from the parts.
         """
         placements = dict[Placement, None]()
         for part in self.parts:
             value = types.values[part.value]
-            cut = value.leaves[part.leaf].shape
-            placements[value.placement if cut else value.placement.without(value.placement.split)] = None
+            is_cut = value.leaves[part.leaf].shape != ()
+            placements[value.placement if is_cut else value.placement.without(value.placement.split)] = None
         return (placed(types.values[self.result], self.result, types.join(placements)),)
 
     def meaning(self, env: Interpretation) -> None:

@@ -12,10 +12,10 @@ from commplan.ir.values import Value
 
 
 class Put(BaseOp, frozen=True, tag="put", gc=False):
-    """Store `operand` of the first worker of its group in `result`, a state on a server.
+    """Store a value in a state on servers.
 
-    The worker sends it to the owners and does not wait. Later requests for the state wait on the server for
-    the new value.
+    The first worker of each group sends its `operand` to the servers of the state and does not wait. Later
+    requests for the state wait on the server for the new value. `result` exists on servers only.
     """
 
     RETURNED = 0

@@ -13,7 +13,7 @@ from commplan.ir.values import Leaf, Value
 
 
 class Read(LoadFields, BaseOp, frozen=True, tag="read", gc=False):
-    """Read a batch of records of a source."""
+    """Read a batch of records of a source. The fields are those of the stage `load`."""
 
     APPLIED_HINTS = ("on_error", "on_failure")
 
@@ -34,6 +34,7 @@ class Read(LoadFields, BaseOp, frozen=True, tag="read", gc=False):
             yield from self._check_records(types, types.ranks(self.split))
 
     def _check_records(self, types: ValueTypes, ways: int) -> Violations:
+        """Check that the batch can be split among `ways` ranks, and that the result has a rank's records."""
         yield from broken("CP0735", rules.even_batch(self.batch, self.split, types.ranks))
         yield from broken("CP0735", rules.member_batches(self.batch, self.clock, types.ranks))
         local = max(self.batch) // ways
@@ -41,6 +42,10 @@ class Read(LoadFields, BaseOp, frozen=True, tag="read", gc=False):
             yield "CP0731", f"`{self.result}` does not hold {local} records on each rank"
 
     def transfer(self, types: ValueTypes) -> Results:
+        """The leaves of a tree of records are declared.
+
+        If members have different batches, all have the shape of the largest one.
+        """
         record, leaves = types.sources[self.source].type, types.values[self.result].leaves
         if isinstance(record, ArrayType):
             shape = (max(self.batch) // types.ranks(self.split), *record.shape)

@@ -1,4 +1,4 @@
-"""The op `scale`: multiplies a value by a number, a scalar or a ratio."""
+"""The op `scale`: multiplies a value by a number, a scalar or a ratio of scalars, or divides it."""
 
 import math
 from collections.abc import Mapping
@@ -16,11 +16,16 @@ from commplan.ir.values import Value
 class Scale(BaseOp, frozen=True, tag="scale", gc=False):
     """Scale every leaf by a number, a scalar value, or a ratio `by / over` of two scalars.
 
-    Numbers multiply or divide; scalars and ratios multiply. Factors are converted to f32, or to the leaf's
-    dtype if that is wider or represents a divisor exactly. The result is rounded once; a ratio is first
-    computed in the type of its scalars. A factor of 1 or a ratio leaves integers unchanged. A scalar of zero
-    gives zero, even for NaN, so that a term of weight zero does not count. A ratio with a denominator of zero
-    gives zero too, so that a weighted mean over no records is zero.
+    Factors are converted to f32, or to the leaf's dtype if that is wider or represents a divisor exactly. The
+    result is rounded once; a ratio is first computed in the type of its scalars. A factor of 1 and a ratio
+    leave integers unchanged. A scalar of zero gives zero, even for NaN, so that a term of weight zero does
+    not count. A ratio with a denominator of zero gives zero too, so that a weighted mean over no records is
+    zero.
+
+    Attributes:
+        how: Whether a number multiplies or divides; `mul` for scalars and ratios.
+        by: A finite number other than 0, or a scalar value.
+        over: The denominator of a ratio, a scalar value; None without one.
     """
 
     READS = ("operand", "by", "over")
@@ -45,7 +50,10 @@ class Scale(BaseOp, frozen=True, tag="scale", gc=False):
             yield "CP0735", f"`{self.operand}` is scaled by {self.by}"
 
     def transfer(self, types: ValueTypes) -> Results:
-        """A term of a sum remains one when ranks scale their terms by different numbers."""
+        """The result is `per` the axes along which only a scalar varies.
+
+        A term of a sum remains one when ranks scale their terms by different numbers.
+        """
         operand = types.values[self.operand]
         scalars = [ref for ref in (self.by, self.over) if isinstance(ref, str)]
         varying = dict.fromkeys(axis for ref in scalars for axis in types.values[ref].placement.varying)

@@ -16,11 +16,19 @@ from commplan.ir.values import Value
 
 
 class Share(BaseOp, frozen=True, tag="share", gc=False):
-    """Distribute a loaded value that is the same over ensembles between processes.
+    """Distribute a loaded value, which is the same for all members of ensembles, between processes.
 
-    `design` is duplicate (each process computes it), all_shared (each computes 1/n and all gather it),
-    single_broadcast or multi_broadcast (`readers` processes compute it and send it). `pinned` is whether the
-    plan chose the design and its options.
+    Attributes:
+        axes: The ensembles.
+        design: How processes obtain the value:
+
+            - `duplicate`: each process computes it.
+            - `all_shared`: each process computes a part of it, and all gather the parts.
+            - `single_broadcast`, `multi_broadcast`: one or several processes compute it and send it.
+        readers: The number of processes that compute the value; None for other designs than broadcasts, or
+            for the default.
+        hints: The options; none unless `pinned`.
+        pinned: Whether the plan chose the design and its options.
     """
 
     APPLIED_HINTS = ("on_failure",)
@@ -68,7 +76,7 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
         return self.operand in available
 
     def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:
-        """All processes gather their parts, or readers send the value to the others."""
+        """The gathering of all parts, or a broadcast of the value; nothing for `duplicate`."""
         title, size = f"sharing `{self.result}` by {self.design}", nbytes.get(self.result, 0)
         match self.design:
             case "duplicate":

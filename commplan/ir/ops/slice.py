@@ -16,11 +16,13 @@ class Slice(BaseOp, frozen=True, tag="slice", gc=False):
     """Keep this rank's shard along `axes`.
 
     Each tree leaf is flattened, zero-padded and split; scalars are kept. An array is split along its leading
-    dimension.
+    dimension. The split is a single one among all ranks of the axes, as a reduce-scatter makes it, rather
+    than one split per axis with its own padding.
 
-    `axes` are major first. The split is a single one among all ranks of the axes, as a reduce-scatter makes
-    it, rather than one split per axis with its own padding. `owners` are the ranks, counted over all axes,
-    that keep a shard if not all do: rank owners[j] keeps shard j, and every other rank the first.
+    Attributes:
+        axes: The axes, the major one first.
+        owners: The ranks that keep a shard if not all do, counted row-major over `axes`: rank owners[j] keeps
+            shard j, and every other rank the first. Empty if all ranks keep their shards.
     """
 
     result: Meaning[Ref]

@@ -13,11 +13,14 @@ from commplan.ir.values import Part
 
 
 class Unpack(BaseOp, frozen=True, tag="unpack", gc=False):
-    """The inverse of `Pack`: build `result` from parts of flat buffers.
+    """The inverse of `Pack`: build `result` from parts of flat buffers. Padding is dropped.
 
-    `Part.value` names the buffer and `Part.leaf` the leaf of `result`. Padding is dropped. `like` is an
-    earlier value with the same leaf paths: the result gets its pytree structure. Without it the structure is
-    one that the caller supplied.
+    Attributes:
+        parts: The parts, which cover every leaf exactly once. `Part.value` is the buffer, and `Part.leaf` the
+            index of the leaf in `result`.
+        ways: The number of rows of each buffer, at least 1.
+        like: An earlier value with the same leaf paths, whose pytree structure the result gets. If it is
+            None, the structure is one that the caller of the phase supplied.
     """
 
     READS = ("parts",)
@@ -66,7 +69,11 @@ class Unpack(BaseOp, frozen=True, tag="unpack", gc=False):
         yield from types.check_terms(part.value for part in self.parts)
 
     def transfer(self, types: ValueTypes) -> Results:
-        """The leaves are declared. If none is split, the axes along which they would be are declared too."""
+        """The leaves are declared, and the placement is that of the buffers.
+
+        If the result has no leaf that can be split, the axes along which it is split are declared too.
+        Without parts the whole placement is.
+        """
         result = types.values[self.result]
         placement = types.join(types.values[part.value].placement for part in self.parts)
         if not self.parts:

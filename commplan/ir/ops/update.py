@@ -1,4 +1,4 @@
-"""The op `update`: adds a difference to a center."""
+"""The op `update`: adds a difference to the center of an elastic averaging."""
 
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp

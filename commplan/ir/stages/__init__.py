@@ -1,4 +1,8 @@
-"""The stages of a plan, one module per verb."""
+"""The stages of a plan, one module per verb, and functions for all of them.
+
+A module defines the fields of a stage, its syntax and its semantics. `base` has the interface of a stage,
+`rules` the rules beyond placements, and `builtins` the built-in functions.
+"""
 
 from typing import get_args
 
@@ -19,6 +23,7 @@ from commplan.ir.stages.shift import Shift as Shift
 from commplan.ir.stages.slice import SliceStage as SliceStage
 from commplan.ir.stages.swap import Swap as Swap
 
+# Any stage.
 Stage = (
     Load
     | MapStage
@@ -36,10 +41,11 @@ Stage = (
     | MergeStage
 )
 
-# The verbs of the language. The checker adds the other stages.
+# The stages of the language by verb. The checker adds the other stages.
 VERBS: dict[str, type[Stage]] = {
     str(kind.__struct_config__.tag): kind for kind in get_args(Stage) if hasattr(kind, "FORM")
 }
+# Those with one operand over some axes.
 OVER_AXES = {verb: kind for verb, kind in VERBS.items() if issubclass(kind, StageOverAxes)}
 
 
@@ -49,5 +55,5 @@ def operands(stage: Stage) -> tuple[Ref, ...]:
 
 
 def results(stage: Stage) -> tuple[Ref, ...]:
-    """The values that `stage` makes."""
+    """The values that `stage` makes, in the order of `WRITES`."""
     return getter(type(stage), stage.WRITES)(stage)

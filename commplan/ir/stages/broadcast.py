@@ -7,6 +7,7 @@ from commplan.ir.stages.base import NumericArgument, StageOverAxes
 from commplan.ir.stages.rules import Ranks, Violation, root_in_range
 from commplan.ir.symbolic.deferred import Interpretation, steps
 
+# The syntax of `from ROOT`.
 ROOT = NumericArgument(
     "from",
     "a root",
@@ -17,7 +18,11 @@ ROOT = NumericArgument(
 
 
 class Broadcast(StageOverAxes, frozen=True, tag="broadcast"):
-    """per -> same. `root` is row-major over the axes, first major."""
+    """per -> same: all ranks get the value of one rank.
+
+    Attributes:
+        root: The rank whose value is kept, row-major over the axes, the first one major.
+    """
 
     FORM = "y = broadcast x over AXES from ROOT [via ALGORITHM]"
     TAKES = ("per",)

@@ -1,8 +1,8 @@
 """Built-in functions: elementwise formulas that a plan names, so that no function has to be bound.
 
-Each has one formula. The lowerings evaluate it on arrays, the prover on linear forms. In a formula operands
-come first, then the parameters in order. Result number i has the types of operand number i, except those of a
-cast.
+Each has one formula. The lowerings evaluate it on arrays, and the prover on linear forms. The arguments of a
+formula are the operands, then the parameters in order. Result i has the leaves of operand i, except that a
+cast changes their types.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 BuiltinName = Literal["zeros", "add", "subtract", "scale", "blend", "sgd", "nesterov", "cast"]
 BUILTIN_NAMES: tuple[BuiltinName, ...] = get_args(BuiltinName)
+# The largest finite number in f32, (2 - 2**-23) * 2**127.
 _LARGEST_F32 = 3.4028234663852886e38
 
 
@@ -77,7 +78,14 @@ def _cast(x: Any) -> Any:
 
 
 class Parameter(NamedTuple):
-    """A number that a built-in function takes, and its range in words and as bounds in f32."""
+    """A number that a built-in function takes.
+
+    Attributes:
+        name: The key in the plan.
+        range: The valid numbers, in words for messages.
+        least: The smallest valid number.
+        most: The largest valid number.
+    """
 
     name: str
     range: str
@@ -89,11 +97,11 @@ class Definition(NamedTuple):
     """A built-in function.
 
     Attributes:
-        operands: The names of its operands, in messages and documentation.
-        results: The number of its results.
-        formula: The results, or the only one, for operands and then parameters.
-        parameters: Its parameters.
-        numbers: The elements that it accepts: of any type, no bools, or floats only.
+        operands: The names of the operands, for documentation.
+        results: The number of results.
+        formula: A function of operands and then parameters that returns a tuple of results, or the only one.
+        parameters: The parameters, in the order of the formula.
+        numbers: The elements that it accepts: of any type, of any type but bool, or floats.
     """
 
     operands: tuple[str, ...]
@@ -104,14 +112,18 @@ class Definition(NamedTuple):
 
     @property
     def keys(self) -> tuple[str, ...]:
+        """The names of the parameters."""
         return tuple(parameter.name for parameter in self.parameters)
 
 
+# Bounds are the nearest numbers in f32: the smallest positive one is 2**-149, and the largest below 1 is
+# 1 - 2**-24.
 _RATE = Parameter("rate", "a positive number", 2.0**-149, _LARGEST_F32)
 _MOMENTUM = Parameter("momentum", "at least 0 and below 1", 0, 1 - 2.0**-24)
 _ALPHA = Parameter("alpha", "a number from 0 to 1", 0, 1)
 _FACTOR = Parameter("factor", "finite in f32", -_LARGEST_F32, _LARGEST_F32)
 
+# The built-in functions by name.
 DEFINITIONS: Mapping[str, Definition] = MappingProxyType(
     {
         "zeros": Definition(("x",), 1, _zeros, numbers="any"),
@@ -129,7 +141,10 @@ DEFINITIONS: Mapping[str, Definition] = MappingProxyType(
 class Builtin(msgspec.Struct, frozen=True, gc=False):
     """A built-in function with its parameters, such as `blend(alpha = 0.5)` or `cast(dtype = bf16)`.
 
-    `factors` are the values of the definition's parameters, in order. `dtype` is the type of a cast's result.
+    Attributes:
+        name: The name of the function.
+        factors: The values of the definition's parameters, in order; empty if it has none.
+        dtype: The type of a cast's result; None for other functions.
     """
 
     name: Meaning[BuiltinName]
@@ -143,6 +158,7 @@ class Builtin(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def definition(self) -> Definition:
+        """The definition of the function. Raises KeyError if there is none."""
         return DEFINITIONS[self.name]
 
     @property
@@ -151,12 +167,19 @@ class Builtin(msgspec.Struct, frozen=True, gc=False):
         return self.dtype is None
 
     def apply(self, operands: Sequence[Any], number: Callable[[float], Any] = float) -> tuple[Any, ...]:
-        """The results of the formula. `number` converts a parameter."""
+        """The results of the formula.
+
+        Args:
+            operands: Arrays, linear forms, or anything else that the formula can compute with.
+            number: A conversion of parameters to the type that the formula computes with.
+        """
         results: Any = self.definition.formula(*operands, *map(number, self.factors))
         return results if self.definition.results > 1 else (results,)
 
     def coefficients(self) -> tuple[tuple[Fraction, ...], ...]:
-        """For each result of a linear function the exact coefficient of each operand.
+        """For each result of a linear function, the exact coefficient of each operand.
+
+        Parameters are the decimals of the plan: 0.1 is 1/10. This must not be called for a cast.
 
         >>> Builtin("blend", (0.25,)).coefficients()
         ((Fraction(1, 4), Fraction(3, 4)),)
@@ -164,13 +187,14 @@ class Builtin(msgspec.Struct, frozen=True, gc=False):
         from fractions import Fraction  # noqa: PLC0415  slow to import, and checking a plan does not need it
 
         count = len(self.definition.operands)
+        # The formula is evaluated on unit vectors. Only `zeros` returns a number.
         basis = [LinearForm(tuple(Fraction(i == j) for j in range(count))) for i in range(count)]
         results = self.apply(basis, lambda factor: Fraction(repr(factor)))
         zero = (Fraction(0),) * count
         return tuple(form.coefficients if isinstance(form, LinearForm) else zero for form in results)
 
     def violation(self) -> Violation | None:
-        """The first wrong parameter."""
+        """An unknown name, wrong parameters, or the first one that is out of range; None if all are valid."""
         if self.name not in DEFINITIONS:
             return Violation(f"there is no built-in function `{self.name}`")
         parameters = self.definition.parameters
@@ -190,9 +214,15 @@ class Builtin(msgspec.Struct, frozen=True, gc=False):
         return (tuple(Leaf(leaf.path, leaf.shape, self.dtype) for leaf in operands[0]),)
 
     def misfit(self, operands: Sequence[tuple[str, tuple[Leaf, ...]]]) -> Violation | None:
-        """The first rule that the operands' leaves violate. `operands` are pairs of name and leaves.
+        """The first rule that the operands' leaves violate; None if there is none.
 
-        Operands have the same leaves, which may differ in their float types.
+        Operands must have the same leaves, which may differ in their float types.
+
+        Args:
+            operands: The name and the leaves of each operand.
+
+        Returns:
+            The violation, with the index of the operand as `at`.
         """
         first, like = operands[0]
         for index, (name, leaves) in enumerate(operands):
@@ -230,6 +260,7 @@ class Builtin(msgspec.Struct, frozen=True, gc=False):
         return None
 
     def _wrong_cast(self, leaf: Leaf, label: str) -> Violation | None:
+        """The rule of casts that `leaf` violates."""
         assert self.dtype is not None
         if leaf.dtype.is_float and not self.dtype.is_float:
             fix = "declare a fn that rounds it"
@@ -241,19 +272,19 @@ class Builtin(msgspec.Struct, frozen=True, gc=False):
 
 
 def signature_violation(fn: Any) -> Violation | None:
-    """The first way in which `fn`, a `Fn` or `FnType`, contradicts its `body`, if it has one."""
+    """The first way in which `fn`, a `Fn` or `FnType`, contradicts its `body`; None if it has no body."""
     body: Builtin | None = fn.body
     if body is None or body.violation() is not None:
         return body and body.violation()
     definition = body.definition
-    counts = (len(fn.operands), len(fn.results)) == (len(definition.operands), definition.results)
-    if counts and fn.where == "device" and fn.elementwise and not fn.random:
+    has_counts = (len(fn.operands), len(fn.results)) == (len(definition.operands), definition.results)
+    if has_counts and fn.where == "device" and fn.elementwise and not fn.random:
         return None
     return Violation(f"`{fn.name}` is declared with other properties than those of `{body}`")
 
 
 def _difference(first: tuple[Leaf, ...], second: tuple[Leaf, ...]) -> str | None:
-    """The first difference in the paths and shapes of two trees, in words."""
+    """The first difference in the paths and shapes of two trees, in words; None if there is none."""
     if [leaf.path for leaf in first] != [leaf.path for leaf in second]:
         paths = [{leaf.path for leaf in leaves} for leaves in (first, second)]
         apart = sorted(paths[0] ^ paths[1])[:3]
@@ -266,7 +297,11 @@ def _difference(first: tuple[Leaf, ...], second: tuple[Leaf, ...]) -> str | None
 
 
 class LinearForm(msgspec.Struct, frozen=True):
-    """A sum of operands with coefficients, for the exact evaluation of a formula."""
+    """A sum of operands with coefficients, for the exact evaluation of a formula.
+
+    Attributes:
+        coefficients: The coefficient of each operand, a `Fraction`.
+    """
 
     coefficients: tuple[Any, ...]
 

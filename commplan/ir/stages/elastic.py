@@ -11,7 +11,20 @@ from commplan.ir.types import ElasticMode, Over
 
 
 class ElasticStage(BaseStage, frozen=True, tag="elastic"):
-    """Elastic averaging of `operand` with `center`. `eta` and `rho` are numbers or scalar values."""
+    """Elastic averaging: pull = eta rho (operand - center), and center + the sum of all pulls.
+
+    Attributes:
+        pull: The difference that each worker moves by, a result.
+        result: The new center.
+        operand: The weights of each worker.
+        center: The center.
+        mode: `sync`, or the order in which a server serves the workers.
+        eta: The first coefficient, a number or a scalar value.
+        rho: The second coefficient, a number or a scalar value.
+
+    References:
+        Zhang, Choromanska and LeCun, Deep learning with elastic averaging SGD, 2015.
+    """
 
     FORM = "d, c = elastic w with c over AXES by MODE(eta = .., rho = ..)"
     READS = ("operand", "center", "eta", "rho")

@@ -13,7 +13,15 @@ from commplan.ir.types import Operator, Over, Refs
 
 
 class ExchangeFields(msgspec.Struct, frozen=True):
-    """The fields and semantics shared by `exchange` in a plan and in a schedule."""
+    """The fields and semantics shared by `exchange` in a plan and in a schedule.
+
+    Attributes:
+        results: The new states, one for each of `states`.
+        gradient: The gradient of each worker.
+        states: The weights, then the states of the optimizer; all on one server declaration, or on workers.
+        fn: The update function, which is elementwise.
+        axes: The axes of the workers.
+    """
 
     WRITES = ("results",)
 
@@ -26,10 +34,17 @@ class ExchangeFields(msgspec.Struct, frozen=True):
     def exchanged(
         self, env: Interpretation, op: Operator, weight: Ref | None, hints: Hints, via: Algorithm | None
     ) -> None:
-        """results = fn(states, reduced gradient).
+        """Define results = fn(states, reduced gradient).
 
         With states on servers, the results depend on the messages of other workers too, so they are an opaque
         function of all arguments.
+
+        Args:
+            env: The values of the phase.
+            op: The operator of the reduction.
+            weight: The weight of a mean; None if there are no weights.
+            hints: The options.
+            via: The algorithm in the plan; None if it has none.
         """
         gradient = env.get(self.gradient)
         if env.values[self.states[0]].placement.server is None:
@@ -40,6 +55,7 @@ class ExchangeFields(msgspec.Struct, frozen=True):
         for state, result in zip(self.states, self.results, strict=True):
             env.check_current(state)
             env.set_current(result)
+        # Everything that affects the answers distinguishes the call.
         algorithm = (f"via {via}",) if via is not None else ()
         marks = ("exchange over", *self.axes, op, *steps.server_hints(hints), *algorithm)
         scalars = (weight,) if weight else ()
@@ -48,12 +64,20 @@ class ExchangeFields(msgspec.Struct, frozen=True):
 
 
 def few_owners(via: Algorithm | None) -> Algorithm | None:
-    """`via` if it names owners among the workers, which add gradients in the gradients' type; else None."""
+    """`via` if it has an argument `owners`, else None.
+
+    Owners among the workers add gradients in the type of the gradients, as `Hints.for_mean` assumes of an
+    algorithm in the plan.
+    """
     return via if via is not None and via.get("owners") is not None else None
 
 
 class ExchangeStage(ExchangeFields, BaseStage, frozen=True, tag="exchange"):
-    """A parameter server: `results = fn(states, reduced gradient)`, one result per state."""
+    """A parameter server: results = fn(states, reduced gradient).
+
+    Attributes:
+        op: The operator of the reduction.
+    """
 
     FORM = "w [, m] = exchange g into w [, m] with FN over AXES by OP [via ALGORITHM]"
     READS = ("gradient", "states", "op")

@@ -10,12 +10,13 @@ from commplan.ir.symbolic.deferred import Interpretation, steps
 
 
 class _Division(msgspec.Struct, frozen=True):
-    """The fields of stages and ops that cut values and put them together.
+    """The fields of stages and ops that cut values into fragments and put them together.
 
     Attributes:
         fragments: The number of fragments; with 1, values are whole. See `ir.fragments` for the layout.
-        rows: The axes whose ranks own a row of each leaf.
+        rows: The axes whose ranks own a row of each leaf; empty if leaves have a single row.
         late: Whether the input is read at the end of a call, after the steps that hide the exchange.
+        span: The place in the plan of the name that is read or bound.
     """
 
     fragments: Meaning[int]
@@ -36,7 +37,12 @@ class _Division(msgspec.Struct, frozen=True):
 
 
 class PickFields(_Division, frozen=True):
-    """The fields and semantics of `pick` in a plan and in a schedule: the current fragment of a tree."""
+    """The fields and semantics of `pick` in a plan and in a schedule.
+
+    Attributes:
+        result: The current fragment of `operand`.
+        operand: The tree, an input or state.
+    """
 
     READS = ("operand",)
     WRITES = ("result",)
@@ -50,7 +56,13 @@ class PickFields(_Division, frozen=True):
 
 
 class MergeFields(_Division, frozen=True):
-    """The fields and semantics of `merge`: `whole`, with the current fragment replaced by `piece`."""
+    """The fields and semantics of `merge` in a plan and in a schedule.
+
+    Attributes:
+        result: `whole`, with its current fragment replaced by `piece`.
+        whole: The tree, an input or state.
+        piece: The new content of the fragment.
+    """
 
     READS = ("whole", "piece")
     WRITES = ("result",)

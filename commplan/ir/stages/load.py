@@ -13,7 +13,24 @@ from commplan.ir.types import Batch, Tail, Visit
 
 
 class LoadFields(msgspec.Struct, frozen=True):
-    """The fields and semantics shared by `load` and `read`; `batch` has one size, or one per member."""
+    """The fields and semantics shared by the stage `load` and the op `read`.
+
+    Attributes:
+        result: The batch.
+        source: The name of the source.
+        batch: The global number of records per step: one number, or one per member of `clock`.
+        visit: How often each record is visited in an epoch.
+        seed: The seed of the order of records.
+        span: The place of the load in the plan.
+        count: The number of records of this rank's batch that are not padding, an i32 scalar; None if the
+            plan does not name it.
+        clock: The ensemble of `batch [..] over MEMBER`, whose members load at their own rates; None if
+            all load at one rate.
+        split: The axes over which a batch is split; empty if all ranks have the same records.
+        per: The ensembles whose members have different batches.
+        tail: The last batch of an epoch, if it is not full.
+        hints: The options.
+    """
 
     READS = ()
     WRITES = ("result", "count")
@@ -26,14 +43,14 @@ class LoadFields(msgspec.Struct, frozen=True):
     seed: Meaning[int]
     span: Presentation[Span]
     count: Meaning[Ref | None] = None
-    clock: Meaning[str | None] = None  # the ensemble of `batch [..] over MEMBER`
+    clock: Meaning[str | None] = None
     split: Meaning[tuple[str, ...]] = ()
     per: Meaning[tuple[str, ...]] = ()
     tail: Meaning[Tail] = "pad"
     hints: Meaning[Hints] = NO_HINTS
 
     def meaning(self, env: Interpretation) -> None:
-        """The arguments of the load determine its records."""
+        """Define the batch and the count as new elements, which the arguments of the load determine."""
         hints, clock = self.hints, self.clock
         contract = (self.batch, self.visit, self.seed, self.tail, hints.on_error, hints.on_failure)
         words = ", ".join(map(str, (*contract, "per", *self.per, "by", clock)))
@@ -47,7 +64,7 @@ class LoadFields(msgspec.Struct, frozen=True):
 
 
 class Load(LoadFields, BaseStage, frozen=True, tag="load"):
-    """`result [, count] = load source batch N ...`."""
+    """A load of one batch per step."""
 
     FORM = "x [, n] = load SOURCE batch N [split AXES] [per MEMBER] visit KIND seed N [tail KIND]"
 

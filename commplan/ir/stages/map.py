@@ -1,4 +1,4 @@
-"""The stage `map`: a function of the user."""
+"""The stage `map`: a call of a function of the user, or of a built-in one."""
 
 import msgspec
 
@@ -12,7 +12,18 @@ from commplan.ir.types import Refs
 
 
 class MapFields(msgspec.Struct, frozen=True):
-    """The fields and semantics shared by `map` in a plan and in a schedule."""
+    """The fields and semantics shared by `map` in a plan and in a schedule.
+
+    Attributes:
+        results: The results, at least one.
+        fn: The name of the function.
+        operands: The operands; empty for a function without operands.
+        span: The place of the call in the plan.
+        per: The ensembles between whose members the random numbers of the function differ.
+        per_record: Whether the function is called for each record: on the host, or by `vmap` on the device.
+        hints: The options. `overlap` marks an update that may run in pieces, overlapping with the remaining
+            reductions.
+    """
 
     READS = ("operands",)
     WRITES = ("results",)
@@ -23,11 +34,11 @@ class MapFields(msgspec.Struct, frozen=True):
     operands: Meaning[tuple[Ref, ...]]
     span: Presentation[Span]
     per: Meaning[tuple[str, ...]] = ()
-    per_record: Meaning[bool] = False  # per record: on the host, or vmapped on the device
+    per_record: Meaning[bool] = False
     hints: Meaning[Hints] = NO_HINTS
 
     def random_stream(self, env: Interpretation) -> int:
-        """The index of the random stream of this call among those of its function."""
+        """The index, from 1, of the random stream of this call among those of its function."""
         raise NotImplementedError
 
     def meaning(self, env: Interpretation) -> None:
@@ -58,7 +69,7 @@ class MapFields(msgspec.Struct, frozen=True):
 
 
 class MapStage(MapFields, BaseStage, frozen=True, tag="map"):
-    """`results = map fn(operands) [per MEMBER]`."""
+    """A call of a function."""
 
     FORM = "y, ... = map FN(x, ...) [per MEMBER]"
 

@@ -8,7 +8,12 @@ from commplan.ir.symbolic.deferred import Interpretation, steps
 
 
 class Reduce(StageOverAxes, frozen=True, tag="reduce"):
-    """partial or per -> same. `across` is whether the axes are ensembles."""
+    """partial or per -> same: the reduction of the values of all ranks.
+
+    Attributes:
+        op: The operator.
+        across: Whether the plan says `across` instead of `over`, which means that the axes are ensembles.
+    """
 
     FORM = "y = reduce x over AXES by OP [via ALGORITHM] [{ OPTIONS }]"
     TAKES = ("partial", "per")

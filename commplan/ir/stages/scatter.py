@@ -8,7 +8,11 @@ from commplan.ir.symbolic.deferred import Interpretation, steps
 
 
 class Scatter(StageOverAxes, frozen=True, tag="scatter"):
-    """partial or per -> split: reduce-scatter."""
+    """partial or per -> split: reduce-scatter.
+
+    Attributes:
+        op: The operator.
+    """
 
     FORM = "y = scatter x over AXIS by OP [via ALGORITHM] [{ OPTIONS }]"
     TAKES = ("partial", "per")

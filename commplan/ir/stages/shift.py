@@ -7,13 +7,19 @@ from commplan.ir.stages.base import NumericArgument, StageOverAxes
 from commplan.ir.stages.rules import Ranks
 from commplan.ir.symbolic.deferred import Interpretation, steps
 
+# The syntax of `by K`. A distance may be negative.
 DISTANCE = NumericArgument(
     "by", "a distance", -(1 << 63), ("the shift does not say how far", "add `by 1`: to the next rank")
 )
 
 
 class Shift(StageOverAxes, frozen=True, tag="shift"):
-    """per -> per: each rank sends its value `by` places along the axis, modulo the number of ranks."""
+    """per -> per: each rank sends its value `by` places along the axis, modulo the number of ranks.
+
+    Attributes:
+        by: The distance, of any sign and size.
+        via: Always None, because no algorithm can be chosen.
+    """
 
     FORM = "y = shift x over AXIS by K [{ OPTIONS }]"
     TAKES = ("per",)

@@ -25,7 +25,7 @@ class Swap(StageOverAxes, frozen=True, tag="swap"):
     hints: Meaning[Hints] = NO_HINTS
 
     def leaf_violation(self, leaves: Sequence[tuple[str, Leaf]], ranks: Ranks) -> Violation | None:
-        """Every rank gets a block of the same size."""
+        """The leading dimension of every leaf must be a multiple of the number of ranks."""
         ways = ranks(self.axes) or 1
         for name, leaf in leaves:
             rows = leaf.shape[0] if leaf.shape else None
