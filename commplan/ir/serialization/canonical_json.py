@@ -1,7 +1,7 @@
 """Schedules as canonical JSON, with digests that are the same on every machine.
 
-A file is one JSON object: `format`, `schema`, `digest` (of the schedule) and `schedule`. Keys have a fixed
-order and no content depends on hashing, so equal schedules have equal bytes.
+A file is one JSON object with the members `format`, `schema`, `digest` (of the schedule) and `schedule`. Keys
+have a fixed order and no content depends on hashing, so equal schedules have equal bytes.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import SCHEMA_VERSION, Schedule
 
+# The member `format` of a file.
 FORMAT = "commplan-schedule"
-# Source positions and the topology are not part of a digest: the members `span`, `file` and `topology`, which
-# is flat without its `span`. Each is removed with one comma, usually the one after it. Quotes inside JSON
-# strings are escaped, so `"span":` is always a key. Every pattern begins with literal text, which makes the
-# search fast.
+# Patterns of the members of JSON objects that are not part of a digest: source positions (`span`, `file`) and
+# the `topology`, which contains no object once its `span` is removed. Each is removed with one comma, usually
+# the one after it. Quotes inside JSON strings are escaped, so `"span":` is always a key. Every pattern begins
+# with literal text, which makes the search fast.
 _PLACES = [
     re.compile(rb'%b"%b":(?:\{[^{}]*\}|null|"(?:[^"\\]|\\.)*")%b' % (before, key, after))
     for key in (b"span", b"file", b"topology")
     for before, after in ((b"", b","), (b",", b""), (b"", b""))
 ]
 
+# A function that returns the contradictions in a schedule.
 Verifier = Callable[[Schedule], tuple[Diagnostic, ...]]
 
 
 class _ScheduleFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a file, whose schedule is not decoded yet."""
+
     format: str
     schema: int
     digest: str
@@ -63,11 +67,11 @@ def decode(data: bytes, file: str = "<schedule>", verify: Verifier | None = None
     Args:
         data: The content of the file.
         file: The file name to show in errors.
-        verify: A function that returns the contradictions in a schedule.
+        verify: A function that returns the contradictions in a schedule; None for no verification.
 
     Raises:
-        CommplanError: CP1001 (not a schedule file), CP1002 (another schema version), CP1003 (a field is wrong
-            or unknown; the message has its path), CP1005 (`verify` found contradictions) or CP1004 (the
+        CommplanError: CP1001 (not a schedule file), CP1002 (another schema version), CP1003 (a field is
+            wrong, unknown, or missing like the plan), CP1005 (`verify` found contradictions) or CP1004 (the
             schedule was changed after compilation).
     """
     try:
@@ -98,7 +102,17 @@ def check_schema(schema: Any, file: str) -> None:
 
 
 def compare_digest(schedule: Schedule, recorded: str | None, file: str) -> None:
-    """Raise CP1004 if `recorded` is not the digest of the schedule, and CP1003 if its plan is missing."""
+    """Check that a schedule has the digest of its file.
+
+    Args:
+        schedule: The schedule.
+        recorded: The digest in the file; None or empty if it has none.
+        file: The file name to show in errors.
+
+    Raises:
+        CommplanError: CP1003 if the plan of the schedule is missing, or CP1004 if the digest is another one
+            or missing.
+    """
     if schedule.origin is None:
         fail("CP1003", "a field of the schedule is wrong: `origin`, its plan, is missing", file=file)
     digest = schedule_digest(schedule)
@@ -117,6 +131,7 @@ def is_of(schedule: Schedule, plan: Plan) -> bool:
 
 
 def _schedule(head: _ScheduleFile, file: str) -> Schedule:
+    """The schedule in a file. Raises CP1003."""
     try:
         plain: Any = io.decode_json(head.schedule, Any)
         schedule = msgspec.convert(plain, Schedule)
@@ -133,7 +148,13 @@ def _schedule(head: _ScheduleFile, file: str) -> Schedule:
 
 
 def _difference(plain: Any, decoded: Any, path: str) -> str | None:
-    """The first difference between the JSON of a file and the schedule decoded from it, or None."""
+    """The first field in a file that the schedule decoded from it lacks, in words; None if there is none.
+
+    Args:
+        plain: A value in the JSON of the file.
+        decoded: The same value in the JSON of the schedule decoded from it.
+        path: The path of the value, `$` for the whole schedule.
+    """
     if isinstance(plain, dict) and isinstance(decoded, dict):
         decoded_fields, encoded = cast("dict[str, Any]", decoded), cast("dict[str, Any]", plain)
         for key, item in encoded.items():
@@ -151,7 +172,7 @@ def _difference(plain: Any, decoded: Any, path: str) -> str | None:
 
 
 def _digest(value: msgspec.Struct) -> str:
-    """The SHA-256 of the canonical JSON: sorted keys, without source positions."""
+    """The SHA-256 of the JSON of `value` with sorted keys, without topology and source positions."""
     text = msgspec.json.encode(value, order="sorted")
     for place in _PLACES:
         text = place.sub(b"", text)
@@ -161,9 +182,10 @@ def _digest(value: msgspec.Struct) -> str:
 def sha256(data: bytes) -> str:
     """The SHA-256 of `data` in hex.
 
-    `hashlib` also loads OpenSSL, half a megabyte in every process, unless Python was built without these.
+    It uses the module of the interpreter itself if there is one, because `hashlib` also loads OpenSSL, half a
+    megabyte in every process.
     """
-    for module in ("_sha2", "_sha256", "hashlib"):  # of Python 3.12, of 3.11
+    for module in ("_sha2", "_sha256", "hashlib"):  # `_sha2` since Python 3.12, `_sha256` before
         with contextlib.suppress(ImportError):
             return import_module(module).sha256(data).hexdigest()
     raise ImportError("this Python has no SHA-256")

@@ -1,9 +1,16 @@
 """The text form of both graphs: one op per line, with its results on the left.
 
 The form is derived from the structs, so new ops and fields need no code here. A line is `results = op
-field=value .. @place`; fields with default values are omitted. Special notations: a place `@1:2-3:4`, a type
-`f32[3, 4]`, a placement `<per a; split b>`, a leaf `"w/b": f32[3]`, and an algorithm `hierarchical(gpu,
-node)`, quoted if it is not a plain word. `# ` begins a comment.
+field=value .. @place`; fields with default values are omitted, except `schema`. Special notations:
+
+    @1:2-3:4                    a source position
+    f32[3, 4]                   the type of an array
+    "w/b": f32[3]               a leaf
+    <per a; split b>            a placement
+    grads.1#0[8:4]->16          a part: leaf 0 from element 8 on, 4 elements, at offset 16 of a buffer
+    algorithm(name=ring)        any other struct
+
+Texts are quoted if they are not plain words. `# ` begins a comment.
 """
 
 from __future__ import annotations
@@ -18,6 +25,7 @@ from commplan.ir.schedule import Schedule
 from commplan.ir.serialization.canonical_json import check_schema, schedule_digest
 from commplan.ir.serialization.text_syntax import Reader, TextError, write_struct
 
+# The beginning of the last line of a saved schedule.
 _DIGEST = "# digest "
 
 
@@ -27,7 +35,11 @@ def print_plan(plan: Plan) -> str:
 
 
 def parse_plan(text: str, file: str = "<text>") -> Plan:
-    """Parse the result of `print_plan`. Raises CP1008 with line and column for other text."""
+    """Parse the result of `print_plan`.
+
+    Raises:
+        CommplanError: CP1008 for other text, with the position of a syntax error.
+    """
     return _parse("plan_graph", text, Plan, file)
 
 
@@ -37,7 +49,11 @@ def print_schedule(schedule: Schedule) -> str:
 
 
 def parse_schedule(text: str, file: str = "<text>") -> Schedule:
-    """Parse the result of `print_schedule`. Raises CP1008 with line and column for other text."""
+    """Parse the result of `print_schedule`.
+
+    Raises:
+        CommplanError: CP1008 for other text, with the position of a syntax error.
+    """
     return _parse("schedule", text, Schedule, file)
 
 
@@ -47,9 +63,13 @@ def print_saved(schedule: Schedule) -> str:
 
 
 def parse_saved(text: str, file: str = "<text>") -> tuple[Schedule, str | None]:
-    """Parse the result of `print_saved` into the schedule and its digest, or None without one.
+    """Parse the result of `print_saved`. The digest is not compared.
 
-    Raises as `parse_schedule` does, and CP1002 for another schema version.
+    Returns:
+        The schedule, and the digest in the last line; None if that line has none.
+
+    Raises:
+        CommplanError: CP1008 as `parse_schedule`, or CP1002 for another schema version.
     """
     last = text.rstrip().rpartition("\n")[2]
     digest = last.removeprefix(_DIGEST).strip() if last.startswith(_DIGEST) else None
@@ -59,16 +79,17 @@ def parse_saved(text: str, file: str = "<text>") -> tuple[Schedule, str | None]:
 
 
 def _print(word: str, value: msgspec.Struct) -> str:
+    """The text form of `value`: `word` on the first line, then one field per line or block."""
     return "\n".join([word, *write_struct(value, 1)]) + "\n"
 
 
 def _parse(word: str, text: str, kind: type[Any], file: str) -> Any:
-    """Parse a text into a struct of `kind`."""
+    """Parse the text form of a struct of type `kind`, which begins with `word`. Raises CP1008."""
     try:
         reader = Reader(text)
         reader.word(word)
         return msgspec.convert(reader.plain(), kind)
-    except msgspec.ValidationError as error:
+    except msgspec.ValidationError as error:  # its message has the path of the field, but no position
         return fail("CP1008", str(error), span=Span(1, 1, 1, 2), file=file)
     except (RecursionError, ValueError) as error:  # nested too deeply, a number too long, a wrong escape
         return fail("CP1008", f"this is not the text form of a graph: {error}", file=file)

@@ -17,19 +17,27 @@ from commplan.ir import schedule as sched
 from commplan.ir.schedule import Leaf, Part
 from commplan.ir.types import ArrayType, Placement
 
+# A text that needs no quotes, such as the id of a value.
 _WORD = r"[A-Za-z_][A-Za-z0-9_./~-]*"
+# A token. The group that matches is its kind.
 _TOKEN = re.compile(
     rf'(?P<space>[ \t]+|\# [^\n]*)|(?P<newline>\n)|(?P<string>"(?:[^"\\\n]|\\.)*")|(?P<span>@\d+:\d+-\d+:\d+)'
     rf"|(?P<part>\#\d+\[\d+:\d+\]->\d+)|(?P<number>-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<word>{_WORD})"
     r"|(?P<mark>[][{}()<>=,:;])"
 )
 _PLAIN = re.compile(_WORD)
+# Words that stand for other values. A text of this form is quoted.
 _RESERVED = {"none": None, "true": True, "false": False}
+# The text of the last token, as shown in messages.
 _END = "the end"
 
 
 class TextError(Exception):
-    """A syntax error and its position."""
+    """A syntax error.
+
+    Attributes:
+        span: Its position in the text.
+    """
 
     def __init__(self, message: str, span: Span) -> None:
         super().__init__(message)
@@ -37,13 +45,13 @@ class TextError(Exception):
 
 
 def head(value: msgspec.Struct | type[msgspec.Struct]) -> str:
-    """The word for a struct: its tag, or else its class in lower case."""
+    """The word for a struct: its tag, or else the name of its class in lower case."""
     tag = value.__struct_config__.tag
     kind = value if isinstance(value, type) else type(value)
     return str(tag) if tag else kind.__name__.lower()
 
 
-# The fields before `=`: the results of an op or stage, and the id of a value.
+# The fields before `=`, by the word for the struct: the results of an op or stage, and the id of a value.
 _LEFT_OF: dict[str, tuple[str, ...]] = {
     head(kind): kind.WRITES for kind in (*typing.get_args(graph.Stage), *typing.get_args(sched.Op))
 } | {"value": ("id",)}
@@ -62,11 +70,15 @@ def _changed(value: msgspec.Struct) -> list[tuple[str, Any]]:
 
 
 def _is_block(item: Any) -> bool:
+    """Whether `item` is a non-empty tuple of structs."""
     return isinstance(item, tuple) and isinstance((*cast("tuple[Any, ...]", item), None)[0], msgspec.Struct)
 
 
 def write_struct(value: msgspec.Struct, depth: int) -> list[str]:
-    """The lines of a struct, one field per line; a tuple of structs becomes a block, one struct per line."""
+    """The lines of the fields of a struct, one field per line, indented by `depth` levels.
+
+    A tuple of structs becomes a block in braces, with one struct per line.
+    """
     pad = "  " * depth
     lines: list[str] = []
     for name, item in _changed(value):
@@ -85,18 +97,20 @@ def write_struct(value: msgspec.Struct, depth: int) -> list[str]:
 
 
 def _element(value: msgspec.Struct, depth: int) -> list[str]:
+    """The lines of a struct in a block: a block for a phase, and one line for others."""
     pad = "  " * depth
     if isinstance(value, graph.Phase | sched.Phase):
         return [f"{pad}{head(value)} {{", *write_struct(value, depth + 1), f"{pad}}}"]
-    results = _LEFT_OF.get(head(value), ())
-    names = [n for f in results for n in _several(getattr(value, f))]
+    fields_left = _LEFT_OF.get(head(value), ())
+    names = [name for field in fields_left for name in _several(getattr(value, field))]
     words = [head(value)]
-    words += [_field(name, item) for name, item in _changed(value) if name not in results]
+    words += [_field(name, item) for name, item in _changed(value) if name not in fields_left]
     text = f"{', '.join(map(write, names))} = " if names else ""
     return [f"{pad}{text}{' '.join(words)}"]
 
 
 def _several(item: Any) -> tuple[str, ...]:
+    """The names in a field with a tuple of names, one name, or None."""
     if item is None:
         return ()
     return cast("tuple[str, ...]", item) if isinstance(item, tuple) else (item,)
@@ -107,7 +121,7 @@ def _field(name: str, item: Any) -> str:
 
 
 def write(item: Any) -> str:
-    """The notation of a value."""
+    """The notation of the content of a field."""
     match item:
         case None | bool():
             return str(item).lower()
@@ -134,33 +148,43 @@ def write(item: Any) -> str:
 
 
 class Reader:
-    """Reads the notation into plain values."""
+    """Reads the notation into dicts, lists, texts and numbers, which `msgspec.convert` makes structs of.
+
+    A dict has the fields of a struct by name, and its word as `type`. All methods raise `TextError` for a
+    syntax error.
+
+    Attributes:
+        tokens: The kind, the text, the line and the column of each token; lines and columns count from 1.
+        position: The index of the next token.
+    """
 
     def __init__(self, text: str) -> None:
         self.tokens: list[tuple[str, str, int, int]] = []
         self.position = 0
-        line, begin, position = 1, 0, 0
-        while position < len(text):
-            match = _TOKEN.match(text, position)
+        line, line_start, offset = 1, 0, 0
+        while offset < len(text):
+            match = _TOKEN.match(text, offset)
             if match is None:
-                raise TextError(f"`{text[position]}` is not allowed here", _here(line, position - begin + 1))
+                raise TextError(f"`{text[offset]}` is not allowed here", _here(line, offset - line_start + 1))
             kind = str(match.lastgroup)
             if kind != "space":
-                self.tokens.append((kind, match[0], line, position - begin + 1))
-            position = match.end()
+                self.tokens.append((kind, match[0], line, offset - line_start + 1))
+            offset = match.end()
             if kind == "newline":
-                line, begin = line + 1, position
-        self.tokens.append(("end", _END, line, position - begin + 1))
+                line, line_start = line + 1, offset
+        self.tokens.append(("end", _END, line, offset - line_start + 1))
 
     def plain(self) -> dict[str, Any]:
-        """The remaining text as plain values."""
+        """The fields in the remaining text."""
         return self._block(_END)
 
     def word(self, expected: str) -> None:
+        """Consume the word `expected`, and blank lines before it."""
         self._skip_lines()
         self._take("word", expected)
 
     def _block(self, closing: str) -> dict[str, Any]:
+        """The fields of a struct, one per line, up to `closing`, which is consumed."""
         fields: dict[str, Any] = {}
         while True:
             self._skip_lines()
@@ -170,6 +194,7 @@ class Reader:
             self._one_field(fields, blocks=True)
 
     def _elements(self) -> list[Any]:
+        """The structs of a block, up to its closing brace, which is consumed."""
         elements: list[Any] = []
         self._skip_lines()
         while not self._accepts("}"):
@@ -178,6 +203,7 @@ class Reader:
         return elements
 
     def _element(self) -> dict[str, Any]:
+        """A struct in a block."""
         names = self._left()
         name = self._take("word")
         if self._accepts("{"):
@@ -189,7 +215,7 @@ class Reader:
         return fields
 
     def _left(self) -> list[str]:
-        """The names of `a, b =` at the start of a line, or an empty list."""
+        """The names of `a, b =` at the start of a line; if there are none, nothing is consumed."""
         start = self.position
         names: list[str] = []
         while self.tokens[self.position][0] in ("word", "string"):
@@ -202,6 +228,7 @@ class Reader:
         return []
 
     def _assign_left(self, fields: dict[str, Any], name: str, names: list[str]) -> None:
+        """Add the fields for the `names` before `=` of a struct with the word `name`."""
         fields_left = _LEFT_OF.get(name, ())
         if names and not fields_left:
             raise self._wrong(f"there is no op `{name}`")
@@ -213,6 +240,7 @@ class Reader:
         fields.update(zip(fields_left, names, strict=False))
 
     def _one_field(self, fields: dict[str, Any], *, blocks: bool = False) -> None:
+        """Read a field into `fields`. With `blocks`, it may be a block or a nested struct."""
         if self.tokens[self.position][0] == "span":
             fields["span"] = self._value()
             return
@@ -228,6 +256,7 @@ class Reader:
             fields[name] = self._value()
 
     def _value(self) -> Any:
+        """The content of a field."""
         kind, text, _, _ = self.tokens[self.position]
         self.position += 1
         match kind:
@@ -249,6 +278,7 @@ class Reader:
                 raise self._wrong("expected a value")
 
     def _after_word(self, text: str) -> Any:
+        """The value that begins with the word `text`: a struct, an array type, a constant, or a name."""
         if self._accepts("("):
             return self._call(text)
         if self._accepts("["):
@@ -258,6 +288,7 @@ class Reader:
         return self._after_name(text)
 
     def _after_name(self, text: str) -> Any:
+        """The value that begins with the name `text`: a part, a leaf, or the name alone."""
         kind, following, _, _ = self.tokens[self.position]
         if kind == "part":
             self.position += 1
@@ -272,6 +303,7 @@ class Reader:
         return text
 
     def _call(self, name: str) -> dict[str, Any]:
+        """A struct `name(field=value, ..)`, after its opening parenthesis."""
         fields: dict[str, Any] = {"type": name}
         for _ in self._until(")"):
             self._one_field(fields)
@@ -281,6 +313,7 @@ class Reader:
         return [self._value() for _ in self._until("]")]
 
     def _placement(self) -> dict[str, Any]:
+        """A placement, after its opening bracket."""
         fields: dict[str, Any] = {}
         for _ in self._until(">", ";"):
             word = self._take("word")
@@ -311,6 +344,7 @@ class Reader:
             self.position += 1
 
     def _take(self, kind: str, text: str | None = None) -> str:
+        """Consume a token of `kind`, with the text `text` unless that is None, and return its text."""
         actual, word, _, _ = self.tokens[self.position]
         if actual != kind or (text is not None and word != text):
             raise self._wrong(f"expected {f'`{text}`' if text else with_article(kind)}")
@@ -318,10 +352,12 @@ class Reader:
         return word
 
     def _wrong(self, message: str) -> TextError:
+        """The error at the next token."""
         _, text, line, column = self.tokens[self.position]
         shown = "the end of the line" if text == "\n" else f"`{text}`"
         return TextError(f"{message}, found {shown}", _here(line, column))
 
 
 def _here(line: int, column: int) -> Span:
+    """The span of one character."""
     return Span(line, column, line, column + 1)

@@ -52,7 +52,7 @@ class BaseStage(msgspec.Struct, frozen=True):
 
     Fields that most stages have, and that the classes do not describe again:
 
-    - `result` or `results`: the values that the stage makes, and `operand` or `operands`: those that it reads.
+    - `result` or `results`: the values that the stage makes; `operand` or `operands`: those that it reads.
     - `axes`: the axes after `over`.
     - `span`: the place of the stage in the plan.
     - `via`: the algorithm; None if the plan names none.

@@ -97,7 +97,7 @@ class Definition(NamedTuple):
     """A built-in function.
 
     Attributes:
-        operands: The names of the operands, for documentation.
+        operands: The names of the operands, in messages and documentation.
         results: The number of results.
         formula: A function of operands and then parameters that returns a tuple of results, or the only one.
         parameters: The parameters, in the order of the formula.
@@ -179,7 +179,7 @@ class Builtin(msgspec.Struct, frozen=True, gc=False):
     def coefficients(self) -> tuple[tuple[Fraction, ...], ...]:
         """For each result of a linear function, the exact coefficient of each operand.
 
-        Parameters are the decimals of the plan: 0.1 is 1/10. This must not be called for a cast.
+        Parameters are the decimals of the plan: 0.1 is 1/10. The function must be linear.
 
         >>> Builtin("blend", (0.25,)).coefficients()
         ((Fraction(1, 4), Fraction(3, 4)),)
@@ -272,7 +272,7 @@ class Builtin(msgspec.Struct, frozen=True, gc=False):
 
 
 def signature_violation(fn: Any) -> Violation | None:
-    """The first way in which `fn`, a `Fn` or `FnType`, contradicts its `body`; None if it has no body."""
+    """The first way in which `fn`, a `Fn` or `FnType`, contradicts its `body`; None without a body."""
     body: Builtin | None = fn.body
     if body is None or body.violation() is not None:
         return body and body.violation()

@@ -1,9 +1,11 @@
 """The rules of stages beyond placements, each defined once.
 
-The checker applies them to a plan, the compiler to every stage once sizes and leaves are bound, and the
+The docstring of a function states the rule. The function returns the violation, or None if the rule holds.
+The checker applies the rules to a plan, the compiler to every stage once sizes and leaves are bound, and the
 verifier to the ops of a schedule. All three report the messages defined here, with their own codes and spans.
-`ranks` returns the number of ranks along axes, or None before sizes are bound; rules that need it then
-accept.
+
+The argument `ranks` returns the number of ranks along axes, or None before sizes are bound. Rules that need
+this number then accept.
 """
 
 import math
@@ -16,17 +18,25 @@ from commplan.ir.hints import NO_HINTS, Algorithm, Cache, Hints
 from commplan.ir.types import ArrayType, DType, FnElement, Ref, sized
 from commplan.ir.values import Leaf
 
+# A function from axes to the number of ranks along them, or to None if a size is not bound yet.
 Ranks = Callable[[Iterable[str]], int | None]
 
 
 class Violation(NamedTuple):
-    """The message and notes of a violated rule. `at` is the index of the offending item."""
+    """A violated rule.
+
+    Attributes:
+        message: The message.
+        notes: Remarks and fixes; may be empty.
+        at: The index of the offending item, if the rule is about several, such as operands or levels; else 0.
+    """
 
     message: str
     notes: tuple[str, ...] = ()
     at: int = 0
 
     def diagnostic(self, code: str, span: Span | None, file: str) -> Diagnostic:
+        """The diagnostic with this message and these notes."""
         return Diagnostic(code, self.message, span, tuple(map(Note, self.notes)), file=file)
 
 
@@ -34,13 +44,13 @@ class Violation(NamedTuple):
 
 
 def operand_count(fn: str, operands: int, count: int) -> Violation | None:
-    """A function is called with as many values as it has operands."""
+    """The function `fn`, which has `operands` operands, is called with as many values (`count`)."""
     message = f"`{fn}` takes {plural(operands, 'value')}, found {count}"
     return Violation(message) if operands != count else None
 
 
 def result_count(fn: str, results: int, names: int) -> Violation | None:
-    """Each result of a function has a name."""
+    """Each of the `results` results of the function `fn` is bound to one of `names` names."""
     message = f"`{fn}` returns {plural(results, 'value')}, found {plural(names, 'name')} for them"
     return Violation(message) if results != names else None
 
@@ -51,11 +61,11 @@ def cacheable(
     """The results of a cached host function depend on one record alone, and fit in the cache.
 
     Args:
-        fn: the function.
-        random: the random functions among `fn` and its predecessors.
-        sources: the sources of the loads before it.
-        kinds: the types of its results.
-        cache: the cache.
+        fn: The function.
+        random: The random functions among `fn` and its predecessors, the one to name in the message first.
+        sources: The sources of the loads before it, one for each load.
+        kinds: The types of its results, per record.
+        cache: The cache.
     """
     if fn in random:
         note = "leave `cache` out, or cache the function before it"
@@ -83,7 +93,7 @@ def cacheable(
 
 
 def dropped_tail(visit: str, tail: str) -> Violation | None:
-    """A load that visits every record cannot drop the tail of an epoch."""
+    """A load that must visit every record does not drop the tail of an epoch."""
     if tail != "drop" or visit == "at_most_once":
         return None
     message = f"`tail drop` leaves records out, and `{visit}` promises them all"
@@ -91,7 +101,7 @@ def dropped_tail(visit: str, tail: str) -> Violation | None:
 
 
 def short_tail(tail: str, split: tuple[str, ...]) -> Violation | None:
-    """A short batch has no equal shards."""
+    """A load with a short tail is not split, since a short batch has no equal shards."""
     if tail != "short" or not split:
         return None
     note = "ranks would get batches of unequal shape: `tail pad` fills the last one up and counts"
@@ -99,7 +109,10 @@ def short_tail(tail: str, split: tuple[str, ...]) -> Violation | None:
 
 
 def member_batches(batch: Sequence[object], clock: str | None, ranks: Ranks) -> Violation | None:
-    """If members load at their own rates, there is one batch size per member."""
+    """If the members of the ensemble `clock` load at their own rates, there is one batch size per member.
+
+    If `clock` is None, all load at one rate, and the rule holds.
+    """
     members = None if clock is None else ranks((clock,))
     if members is None or members == len(batch):
         return None
@@ -108,7 +121,7 @@ def member_batches(batch: Sequence[object], clock: str | None, ranks: Ranks) -> 
 
 
 def even_batch(batch: Sequence[int], split: tuple[str, ...], ranks: Ranks) -> Violation | None:
-    """Batches are split evenly."""
+    """Each size in `batch` is a multiple of the number of ranks along `split`."""
     ways = ranks(split) or 1
     for index, size in enumerate(batch):
         if size % ways:
@@ -126,7 +139,7 @@ def even_batch(batch: Sequence[int], split: tuple[str, ...], ranks: Ranks) -> Vi
 
 
 def root_in_range(rank: int, axes: tuple[str, ...], ranks: Ranks) -> Violation | None:
-    """The root is one of the ranks."""
+    """The root `rank` is one of the ranks along `axes`."""
     count = ranks(axes)
     if count is None or 0 <= rank < count:
         return None
@@ -141,9 +154,9 @@ def root_in_range(rank: int, axes: tuple[str, ...], ranks: Ranks) -> Violation |
 def reader_or_owner_count(
     role: Literal["readers", "owners"], count: object, axes: tuple[str, ...], ranks: Ranks
 ) -> Violation | None:
-    """There are at most as many readers as members, and owners as workers.
+    """There are 1 to n readers of a share among n members, or owners of an exchange among n workers.
 
-    `count` is ignored if it is no number.
+    The rule holds if `count` is no integer, such as None without the argument.
     """
     most = ranks(axes)
     noun = "member" if role == "readers" else "worker"
@@ -155,7 +168,7 @@ def reader_or_owner_count(
 
 
 def shareable_operand(name: str, *, records: bool) -> Violation | None:
-    """Only records are shared."""
+    """The operand `name` of a share is records."""
     if records:
         return None
     why = "a value that is not loaded involves no work on records that could be shared"
@@ -163,7 +176,7 @@ def shareable_operand(name: str, *, records: bool) -> Violation | None:
 
 
 def same_for_members(name: str, varying: Sequence[str]) -> Violation | None:
-    """A shared value is the same for all members; `varying` are the stage's axes over which it varies."""
+    """A shared value is the same for all members: `varying`, the axes over which it varies, is empty."""
     if not varying:
         return None
     message = f"`{name}` differs between the members of `{varying[0]}` and cannot be shared"
@@ -178,7 +191,10 @@ def result_per_state(states: Sequence[Ref], results: Sequence[Ref]) -> Violation
 
 
 def common_home(homes: Sequence[tuple[str, str | None]]) -> Violation | None:
-    """The states of an exchange are on one server, or all on workers; `homes` are (state, server) pairs."""
+    """The states of an exchange are on one server, or all on workers.
+
+    `homes` are pairs of a state and its server declaration, which is None for a state on workers.
+    """
     for index, (name, home) in enumerate(homes):
         if home != homes[0][1]:
             message = f"`{name}` and `{homes[0][0]}` are in different places"
@@ -189,7 +205,10 @@ def common_home(homes: Sequence[tuple[str, str | None]]) -> Violation | None:
 
 
 def update_function(fn: str, where: str, *, elementwise: bool, random: bool) -> Violation | None:
-    """The update function of an exchange gives the same result on chunks as on the whole."""
+    """The update function of an exchange gives the same result on chunks as on the whole.
+
+    So it is elementwise, runs on the device, and is not random.
+    """
     if where != "device" or not elementwise:
         why = "each owner updates its chunks separately, and the result must equal an update of the whole"
         return Violation(f"the update `{fn}` must be elementwise and on the device", (why,))
@@ -203,7 +222,10 @@ def update_function(fn: str, where: str, *, elementwise: bool, random: bool) -> 
 
 
 def center_home(mode: str, center: str, server: str | None) -> Violation | None:
-    """The center of `sync` is on the workers, that of any other mode on a server."""
+    """The center of mode `sync` is on the workers, that of any other mode on a server.
+
+    `server` is the declaration that `center` is on; None if it is on the workers.
+    """
     if (mode == "sync") == (server is None):
         return None
     if server is not None:
@@ -214,7 +236,10 @@ def center_home(mode: str, center: str, server: str | None) -> Violation | None:
 
 
 def coefficient(name: str, value: float | Ref) -> Violation | None:
-    """A literal coefficient is positive and finite, in f32 too."""
+    """A literal coefficient is positive and finite, in f32 too. The rule holds for a scalar value.
+
+    `name` describes the coefficient in messages.
+    """
     if isinstance(value, str):
         return None
     if not math.isfinite(value) or value <= 0:
@@ -232,7 +257,7 @@ def coefficient(name: str, value: float | Ref) -> Violation | None:
 
 
 def coefficients(eta: float | Ref, rho: float | Ref) -> Violation | None:
-    """Both coefficients and their product are valid."""
+    """Both coefficients of an elastic averaging, and their product if both are literals, are valid."""
     product = "eta" if isinstance(eta, str) or isinstance(rho, str) else eta * rho
     return coefficient("eta", eta) or coefficient("rho", rho) or coefficient("eta * rho", product)
 
@@ -242,9 +267,13 @@ def stability(
 ) -> Violation | None:
     """Valid literal coefficients move the center by less than the full distance: p * eta * rho < 1.
 
-    In `c <- c + eta rho sum_i (w_i - c)` the old center has the weight 1 - eta rho p. The bound is that of
-    Zhang, Choromanska and LeCun 2015 (Deep learning with elastic averaging SGD), where beta = p alpha = p eta
-    rho < 1. A server that serves one worker at a time has p = 1, the smallest value for `sync`.
+    In `c <- c + eta rho sum_i (w_i - c)` over p workers, the old center has the weight 1 - eta rho p. A
+    server serves one worker at a time, so p = 1 in all modes but `sync`. For `sync` before sizes are bound,
+    p = 1 is a lower bound. The rule holds if a coefficient is a scalar value.
+
+    References:
+        Zhang, Choromanska and LeCun, Deep learning with elastic averaging SGD, 2015, where beta = p alpha =
+        p eta rho < 1.
     """
     if isinstance(eta, str) or isinstance(rho, str):
         return None
@@ -265,10 +294,13 @@ def stability(
 
 
 def reducible_dtype(how: str, dtype: DType, subject: str, hints: Hints = NO_HINTS) -> Violation | None:
-    """Bools are not added, and some integer types are only moved.
+    """Bools have no sum and no mean, and some integer types are only moved.
 
-    `how` is an operator or `elastic`; `subject` describes the values in messages. Of `hints`, only `integers`
-    matters.
+    Args:
+        how: An operator, or `elastic`; the rule holds for anything else.
+        dtype: The type of the values.
+        subject: The values, in words for messages.
+        hints: The options, of which only `integers` matters.
     """
     integers = None if dtype.is_float else hints.integers
     if integers == "first":
@@ -285,7 +317,10 @@ def reducible_dtype(how: str, dtype: DType, subject: str, hints: Hints = NO_HINT
 
 
 def averageable_dtype(how: str, dtype: DType, noun: str, hints: Hints = NO_HINTS) -> Violation | None:
-    """Means and elastic averaging need floats, unless `hints.integers` is set."""
+    """Means and elastic averaging need floats, unless `hints.integers` is set.
+
+    The arguments are those of `reducible_dtype`, with `noun` for `subject`.
+    """
     if how not in ("mean", "elastic") or dtype.is_float or hints.integers is not None:
         return None
     subject = "a mean"
@@ -301,7 +336,7 @@ def averageable_dtype(how: str, dtype: DType, noun: str, hints: Hints = NO_HINTS
 
 
 def reducible_leaves(how: str, leaves: Iterable[Leaf], ref: Ref, hints: Hints) -> Violation | None:
-    """Every leaf of the value `ref` has a type that the operator `how` accepts."""
+    """Every leaf of the value `ref` satisfies `reducible_dtype` and `averageable_dtype`."""
     for leaf in leaves:
         label = leaf.label(ref)
         violation = reducible_dtype(how, leaf.dtype, label, hints)
@@ -314,10 +349,15 @@ def reducible_leaves(how: str, leaves: Iterable[Leaf], ref: Ref, hints: Hints) -
 def native_accumulator(
     how: str, via: Algorithm | None, hints: Hints, dtype: DType | None, subject: str
 ) -> Violation | None:
-    """`via native` adds in the type that it sends, so it cannot provide a wider accumulator, nor can a level.
+    """`native`, as an algorithm or as that of a level, has no accumulator that is wider than the wire type.
 
-    `dtype` is that of the values. If it is None, not yet bound, both types must be explicit to detect the
-    violation.
+    Args:
+        how: The operator; max and min add nothing.
+        via: The algorithm in the plan; the rule holds if it is None.
+        hints: The options.
+        dtype: The type of the values; None if it is not bound yet. Then the rule holds unless both types are
+            explicit.
+        subject: The values, in words for messages.
     """
     if via is None or how in ("max", "min"):
         return None
@@ -342,14 +382,17 @@ def options_without_effect(
     hints: Hints,
     dtypes: Collection[DType] | None,
 ) -> dict[str, Violation]:
-    """Options without effect, by name, because other rules determine how values are sent and added.
+    """Each option has an effect. It has none if other rules determine how values are sent and added.
 
     Args:
-        how: The operator of the reduction, or None if values are only moved.
-        collective: The kind of collective that the stage becomes.
-        via: The algorithm of the stage.
+        how: The operator of the reduction; None if values are only moved.
+        collective: The kind of collective that the stage becomes; None if the compiler chooses.
+        via: The algorithm of the stage; None if the plan names none.
         hints: The options.
-        dtypes: The types of the leaves, or None if they are not bound yet.
+        dtypes: The types of the leaves; None if they are not bound yet.
+
+    Returns:
+        The violations by the name of the option: `accumulate`, `integers`, `wire` or `chunk`.
     """
     idle: dict[str, Violation] = {}
     adds = how in ("sum", "mean")
@@ -384,12 +427,13 @@ def options_without_effect(
 
 
 def _narrow_sum(wire: DType, accumulate: DType) -> Violation:
+    """The violation of an accumulation type that is narrower than the wire type."""
     message = f"values travel in {wire}, and are never added in a narrower type"
     return Violation(message, (f"write `wire = {accumulate}` too, or leave `accumulate` out",))
 
 
 def hierarchy_levels(names: Sequence[str], axes: tuple[str, ...]) -> Violation | None:
-    """The levels of `hierarchical` are exactly the axes of the stage."""
+    """The levels of `hierarchical`, called `names`, are exactly the axes of the stage."""
     usage = (f"`hierarchical` lists exactly the axes of the stage, inner first; here {listed(axes)}",)
     for index, name in enumerate(names):
         if name not in axes:

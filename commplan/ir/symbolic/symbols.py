@@ -1,4 +1,8 @@
-"""Symbols of the places and rows that a term depends on, and their substitution."""
+"""Symbols of the ranks and rows that a term depends on, and their substitution.
+
+A symbol is a tuple whose first item is its kind; `terms` lists the kinds. It stands for a coordinate of a
+rank along an axis, or for a digit of a row index.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +10,49 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 Symbol = tuple[Any, ...]
+# A simultaneous substitution of symbols. Symbols without an entry are kept.
 Symbols = Mapping[Symbol, Symbol]
+# The mark of the records of a load that no share of the plan has distributed.
 UNSHARED: Symbol = ("shared", ())
 
 
 def rank(axis: str) -> Symbol:
+    """The coordinate of the current rank along `axis`."""
     return ("rank", axis)
 
 
 def row(digit: int) -> Symbol:
+    """The digit with index `digit` of the row index of a block."""
     return ("row", digit)
 
 
 def at(index: int) -> Symbol:
+    """The number `index`."""
     return ("at", index)
 
 
 class RowCut(NamedTuple):
-    """The selection of one of `ways` equal rows, by the digits of its index, as (count, symbol) pairs."""
+    """A cut into equal rows, of which one is selected.
+
+    Attributes:
+        ways: The number of rows.
+        digits: The digits of the index of the selected row, the most significant first, as pairs of a count
+            and a symbol from 0 to count - 1. Digits with a count of 1 are left out.
+    """
 
     ways: int
     digits: tuple[tuple[int, Symbol], ...]
 
 
-Chain = tuple[RowCut, ...]  # cuts of cuts, outermost first
+# Cuts of the rows of cuts, outermost first. Without a cut, it selects the whole.
+Chain = tuple[RowCut, ...]
 
 
 def replaced(symbol: Symbol, symbols: Symbols) -> Symbol:
     """`symbol` after a substitution.
 
-    An owner symbol with numeric coordinates becomes its index, or ("at", -1) for a rank that owns nothing.
+    An owner symbol whose coordinates are all numbers becomes the index of that owner, or at(-1) for a rank
+    that owns nothing.
     """
     if symbol[0] == "before":
         return before(replaced(symbol[1], symbols), *symbol[2:])
@@ -51,7 +68,7 @@ def replaced(symbol: Symbol, symbols: Symbols) -> Symbol:
 
 
 def before(symbol: Symbol, by: int, count: int) -> Symbol:
-    """The coordinate `by` places before `symbol` among `count`, modulo `count`."""
+    """The coordinate `by` places before `symbol`, modulo `count`, the number of ranks along its axis."""
     if symbol[0] == "before" and symbol[3] == count:
         symbol, by = symbol[1], by + symbol[2]
     if symbol[0] == "at":
@@ -68,6 +85,7 @@ def substituted(chain: Chain, symbols: Symbols) -> Chain | None:
 
 
 def free_of(symbols: Iterable[Symbol]) -> frozenset[Symbol]:
+    """The symbols of ranks, rows and shares in `symbols`, also within owners and shifted coordinates."""
     free: set[Symbol] = set()
     for symbol in symbols:
         if symbol[0] == "before":

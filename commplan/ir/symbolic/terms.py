@@ -19,8 +19,8 @@ are symbols, so no structure depends on the number of ranks:
     ("shared", (words, ..))     the shares of the plan that the records of a load went through
 
 Sums are sets, so they do not depend on order, buckets, levels or algorithms. Rounding does: a trace lists
-casts, the sums between them, and factors, in order; in the term of a plan it lists the rounding that the plan
-allows (`accepts`). A sum binds its axis; binding an axis twice raises `InexpressibleError`. Terms and atoms
+casts, the sums between them, and factors, in order (`rounding`). In the term of a plan, it lists the rounding
+that the plan allows. A sum binds its axis; binding an axis twice raises `InexpressibleError`. Terms and atoms
 are interned by an `Algebra`, so that equal terms are one object.
 """
 
@@ -51,14 +51,22 @@ from commplan.ir.types import DType
 
 
 class InexpressibleError(Exception):
-    """An operation combines elements that do not belong together."""
+    """A result cannot be expressed, usually because elements are combined that do not belong together."""
 
 
 class Atom:
-    """An atom of a term; see the module.
+    """An atom of a term. Only `Algebra.atom` creates atoms, and equal atoms are one object.
 
-    `defined` is whether all its parts are defined, `free` are its symbols of ranks and rows, and `exact` is
-    whether it is free of rounding.
+    Attributes:
+        number: The number of atoms of the algebra before this one; parts have lower numbers.
+        kind: The kind; see the module.
+        content: For `value`, the name and (axis, coordinate) pairs, with the axis "" for an owner or share;
+            for `call`, the name and the arguments; for `extreme`, the operator, the axes and the term; for
+            `only`, (symbol, number) conditions and the term; for `undefined`, the reason.
+        defined: Whether all its parts are defined.
+        exact: Whether all its parts are free of rounding.
+        free: The symbols of ranks, rows and shares in it.
+        skeleton: The atom without rounding; itself if it is exact.
     """
 
     __slots__ = ("content", "defined", "exact", "free", "kind", "number", "skeleton")
@@ -71,7 +79,14 @@ class Atom:
 
 
 class Contribution(NamedTuple):
-    """`coefficient` times the sum of `atom` over the axes `sums`, rounded as in `trace`."""
+    """A contribution to a term: `coefficient` times a sum of atoms.
+
+    Attributes:
+        atom: The atom.
+        sums: The axes that it is summed over, sorted; the symbols ("all", axis) in the atom are bound.
+        trace: Its rounding, in the order of events (`rounding`); empty if it is exact.
+        coefficient: The exact coefficient, not 0.
+    """
 
     atom: Atom
     sums: tuple[str, ...]
@@ -79,7 +94,7 @@ class Contribution(NamedTuple):
     coefficient: Fraction
 
     def traced(self, event: Event | None) -> Contribution:
-        """This contribution with `event` appended to its trace."""
+        """This contribution with `event` appended to its trace, unless that is None."""
         return self if event is None else self._replace(trace=(*self.trace, event))
 
     @property
@@ -90,17 +105,26 @@ class Contribution(NamedTuple):
 
     @property
     def rounded_members(self) -> list[Contribution]:
-        """The contributions of an extreme, each with the rounding inside and outside of it."""
+        """The contributions within an extreme, with the rounding of each followed by that of the extreme."""
         members: Sequence[Contribution] = self.atom.content[2].parts
         return [member._replace(trace=(*member.trace, *self.trace)) for member in members]
 
     def summed(self, axes: Iterable[str], times: int) -> Contribution:
-        """This contribution summed over `axes` too, and counted `times` times."""
+        """This contribution, summed over `axes` too and multiplied by `times`."""
         return self._replace(sums=_joined(self.sums, axes), coefficient=self.coefficient * times)
 
 
 class Term:
-    """A sum of contributions in a fixed order; the empty sum is zero."""
+    """A sum of contributions. Only `Algebra.term` creates terms, and equal terms are one object.
+
+    Attributes:
+        number: The number of terms of the algebra before this one; terms within it have lower numbers.
+        parts: The contributions, in a fixed order; none for zero.
+        free: The symbols of ranks, rows and shares in it.
+        exact: Whether it is free of rounding.
+        defined: Whether all its parts are defined.
+        skeleton: The term without rounding; itself if it is exact.
+    """
 
     __slots__ = ("defined", "exact", "free", "number", "parts", "skeleton")
 
@@ -116,10 +140,16 @@ class Term:
 
 
 class Argument(NamedTuple):
-    """An argument of a call.
+    """An argument of a call: one element of an operand, or a run of elements.
 
-    It is a term in the place of the result (`leaf` is None) or in another leaf. For functions of whole values
-    it is a run of elements: `size` of them from `column` on, in row `chain` of `leaf`.
+    Attributes:
+        term: The term of the element, or of each element of the run.
+        operand: The index of the operand; -1 for random numbers.
+        leaf: For an element, the index of its leaf; None for the leaf of the result. For a run, a key of its
+            leaf, its position there, and the leaf that its elements belong to.
+        chain: For a run, the row of the leaf that its elements belong to.
+        column: For a run, the first element in that row.
+        size: The number of elements of a run; None for an element.
     """
 
     term: Term
@@ -131,7 +161,11 @@ class Argument(NamedTuple):
 
 
 class Algebra:
-    """Makes terms. `sizes` are the numbers of ranks along axes; no value varies along an axis of one rank."""
+    """Makes and interns terms. Terms of different algebras must not be mixed.
+
+    Args:
+        sizes: The number of ranks along each axis. No value varies along an axis of one rank.
+    """
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.sizes = dict(sizes)
@@ -145,17 +179,19 @@ class Algebra:
     def value(self, name: str, axes: Iterable[str], owner: Symbol | None = None) -> Term:
         """An element of the value `name`, which varies along `axes`.
 
-        `owner` is the index of this rank among the owners, if not all ranks own it, or UNSHARED for records
-        of a load.
+        `owner` is the index of this rank among the owners if not all ranks own it, `UNSHARED` for records of
+        a load, and None otherwise.
         """
         where = sorted((axis, rank(axis)) for axis in axes if self.sizes.get(axis, 1) > 1)
         owners = [("", owner)] if owner is not None and owner[0] in ("owner", "shared") else []
         return self.single(self.atom("value", name, (*owners, *where)))
 
     def call(self, name: str, arguments: Iterable[Argument]) -> Term:
+        """The result of an uninterpreted function, which is equal for equal arguments."""
         return self.single(self.atom("call", name, tuple(arguments)))
 
     def undefined(self, why: str) -> Term:
+        """An element without a defined content. It equals no expected term."""
         return self.single(self.atom("undefined", why))
 
     def single(self, atom: Atom) -> Term:
@@ -181,6 +217,7 @@ class Algebra:
         return term
 
     def atom(self, kind: str, *content: Any) -> Atom:
+        """The atom of this kind and content; see `Atom`."""
         key = (kind, *content)
         atom = self._atoms.get(key)
         if atom is None:
@@ -189,7 +226,7 @@ class Algebra:
         return atom
 
     def _describe(self, atom: Atom) -> None:
-        """Set the properties of a new atom: its free symbols, and whether it is exact and defined."""
+        """Set the properties of a new atom that follow from its content."""
         content = atom.content
         match atom.kind:
             case "value":
@@ -216,7 +253,7 @@ class Algebra:
                 pass
 
     def owner(self, axes: Sequence[str], owners: Sequence[int]) -> Symbol:
-        """The index of this rank among `owners`, which are row-major over `axes`."""
+        """The index of this rank among `owners`, ranks that are row-major over `axes`."""
         several = sorted(axis for axis in axes if self.sizes[axis] > 1)
         places = (coordinates(number, axes, self.sizes) for number in owners)
         numbers = tuple(position(place, several, self.sizes) for place in places)
@@ -224,7 +261,7 @@ class Algebra:
         return replaced(("owner", where, numbers), {})
 
     def shift(self, axes: Sequence[str], by: int) -> Symbols:
-        """The substitution for values from the rank `by` places before along one axis."""
+        """The substitution for values from the rank `by` places before along `axes`, a single axis."""
         (axis,) = axes
         return {rank(axis): before(rank(axis), by, self.sizes[axis])} if self.sizes[axis] > 1 else {}
 
@@ -242,7 +279,7 @@ class Algebra:
         return self.term(part._replace(coefficient=part.coefficient * factor) for part in term.parts)
 
     def times(self, term: Term, factor: Fraction, dtype: DType) -> Term:
-        """`term` times `factor`, rounded to `dtype`."""
+        """`term` times `factor`, rounded to `dtype`, with the factor in each trace."""
         events = ((part, ("scale", factor, dtype, _summed(part))) for part in term.parts)
         return self.scaled(self.term(part.traced(event) for part, event in events), factor)
 
@@ -251,11 +288,11 @@ class Algebra:
         return self.term(part.traced(event) for part in term.parts)
 
     def cast(self, term: Term, before: DType, after: DType) -> Term:
-        """`term` converted from one type to another."""
+        """`term` converted from the type `before` to the type `after`."""
         return self.term(part._replace(trace=cast(part.trace, before, after)) for part in term.parts)
 
     def only(self, term: Term, conditions: Iterable[tuple[Symbol, int]]) -> Term:
-        """`term` on ranks that satisfy all conditions, zero on others."""
+        """`term` on ranks whose symbols have the numbers in `conditions`, zero on others."""
         required = dict(conditions)
         inner = self.substitute(term, {symbol: at(place) for symbol, place in required.items()})
         if not required or not inner.parts:
@@ -271,7 +308,8 @@ class Algebra:
     def total(self, term: Term, axes: Sequence[str], allowed: Event | None = None) -> Term:
         """The sum over `axes`. A contribution that does not vary along an axis counts once per rank.
 
-        `allowed` is the event for the allowed rounding, if there may be any.
+        `allowed` is the event for the rounding that the plan allows (`rounding.allowed`). If it is None,
+        rounded contributions get a `sum` event instead.
         """
         several = sorted(axis for axis in axes if self.sizes.get(axis, 1) > 1)
         parts: list[Contribution] = []
@@ -316,7 +354,10 @@ class Algebra:
         return self.term((Contribution(self.atom("extreme", op, varying, inner), (), trace, Fraction(1)),))
 
     def summed_rows(self, term: Term, digits: Mapping[int, tuple[int, str | None]]) -> Term:
-        """The sum over row digits, given with their counts and the axes along which rows were gathered."""
+        """The sum over some digits of the row index.
+
+        `digits` has the count of each digit, and the axis along which its rows were gathered, or None.
+        """
         axes = tuple(sorted(axis for _, axis in digits.values() if axis))
         parts: list[Contribution] = []
         for part in term.parts:
@@ -363,8 +404,8 @@ class Algebra:
         while stack:
             for part in stack.pop().parts:
                 content = part.atom.content
-                inside = [each.term for each in content[1]] if part.atom.kind == "call" else content
-                for inner in (each for each in inside if isinstance(each, Term)):
+                inside = [argument.term for argument in content[1]] if part.atom.kind == "call" else content
+                for inner in (item for item in inside if isinstance(item, Term)):
                     is_done = (inner.number, True, tuple(symbols.items())) in self._substituted
                     if inner.number not in pending and not is_done and not inner.free.isdisjoint(symbols):
                         pending[inner.number] = inner
@@ -372,6 +413,7 @@ class Algebra:
         return [pending[number] for number in sorted(pending)]
 
     def substitute_atom(self, atom: Atom, symbols: Symbols) -> Term:
+        """The term of `atom` with symbols replaced."""
         if atom.free.isdisjoint(symbols):
             return self.single(atom)
         key = (atom.number, False, tuple(symbols.items()))
@@ -381,7 +423,7 @@ class Algebra:
         return result
 
     def _renamed(self, atom: Atom, symbols: Symbols) -> Term:
-        """The atom with its symbols replaced."""
+        """As `substitute_atom`, without the cache."""
         content = atom.content
         match atom.kind:
             case "value":
@@ -417,7 +459,7 @@ class Algebra:
 
 
 def _merged(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
-    """`arguments` without rounding; adjacent runs of elements that differ only in rounding are merged."""
+    """`arguments` without rounding; adjacent runs of elements that differ only in rounding become one."""
     merged: list[Argument] = []
     for argument in (each._replace(term=each.term.skeleton) for each in arguments):
         last = merged[-1] if merged else None
@@ -432,13 +474,13 @@ def _merged(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
 
 
 def _summed(part: Contribution) -> tuple[str, ...]:
-    """The axes that `part` is summed over."""
+    """The axes that `part` is summed over, also within a term on certain ranks (`only`)."""
     inside = part.atom.content[1].parts if part.atom.kind == "only" else ()
     return _joined(part.sums, (axis for each in inside for axis in _summed(each)))
 
 
 def _check_unbound(sums: Sequence[str], free: frozenset[Symbol], symbols: Symbols) -> None:
-    """Raise if a substitution would bind an axis that is already summed over."""
+    """Raise if substituting `symbols` for `free` ones would bind an axis that is in `sums` already."""
     for symbol, bound in symbols.items():
         if bound[0] == "all" and bound[1] in sums and symbol in free:
             raise InexpressibleError(f"a sum over {bound[1]} depends on that axis again")
