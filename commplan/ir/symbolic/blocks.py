@@ -7,6 +7,12 @@ that leads to the row of the leaf; a digit of a row index is a rank's coordinate
 block's own row index. The term is that of the elements. Columns without a run are zero. `leaf` is a leaf of a
 value before any cut (`LeafShape`), or a block (`Frozen`) if a buffer was cut regardless of its content.
 
+For example, on one of 4 ranks along `data`, a buffer of 6 elements holds 4 elements of leaf 0, of which each
+rank has a row, then 2 elements of zero:
+
+    rows = (), columns = 6, runs = (at 0, size 4, leaf 0, column 0, slot 0),
+    slots = ((cut into 4, row ("rank", "data")), the term of leaf 0)
+
 No structure here grows with the number of ranks. Operations whose result the notation cannot express raise
 `InexpressibleError`; schedules compiled from plans do not contain such operations.
 """
@@ -24,9 +30,13 @@ from commplan.ir.symbolic.terms import Algebra, InexpressibleError, Term
 
 
 class LeafShape(NamedTuple):
-    """Leaf `number` of a value before any cut: `lead` rows of `tail` elements, cut between rows.
+    """The shape of a leaf before any cut: rows, between which it is cut.
 
-    In a leaf that is not cut, every element is a row, since only their order matters.
+    Attributes:
+        number: The index of the leaf in its value.
+        lead: The number of rows.
+        tail: The number of elements in a row. In a leaf that is not cut, it is 1: only the order of the
+            elements matters.
     """
 
     number: int
@@ -41,22 +51,46 @@ class LeafShape(NamedTuple):
         return lead * self.tail
 
     def uncut(self) -> LeafShape:
+        """The shape of the leaf if it is not cut."""
         return LeafShape(self.number, self.lead * self.tail, 1)
 
 
 class ColumnRun(NamedTuple):
+    """Adjacent columns of a block that hold adjacent elements of a leaf, the same columns in each row.
+
+    Attributes:
+        at: The first column of the block.
+        size: The number of columns, at least 1.
+        leaf: The leaf, a `LeafShape` or `Frozen`.
+        column: The first element, within the part of the leaf that the slot selects.
+        slot: The index of the slot in the block.
+    """
+
     at: int
     size: int
-    leaf: Any  # LeafShape | Frozen
+    leaf: Any
     column: int
     slot: int
 
 
-Slot = tuple[Chain, Term | None]  # no term for a frozen leaf, whose own slots have terms
-Rows = tuple[tuple[int, str | None], ...]  # (count, the axis along which the rows were gathered)
+# The cuts that select a part of a leaf, and the term of its elements. A frozen leaf has no term here, since
+# the slots of its block have terms.
+Slot = tuple[Chain, Term | None]
+# The digits of a row index, the most significant first: the count of each, and the axis along which the rows
+# were gathered, or None for rows of one rank.
+Rows = tuple[tuple[int, str | None], ...]
 
 
 class Block(NamedTuple):
+    """The elements of a leaf or a flat buffer; see the module.
+
+    Attributes:
+        rows: The digits of the row index; empty for one row.
+        columns: The number of elements in a row.
+        runs: The runs, in the order of columns, without overlap.
+        slots: The slots that runs refer to.
+    """
+
     rows: Rows
     columns: int
     runs: tuple[ColumnRun, ...]
@@ -64,31 +98,37 @@ class Block(NamedTuple):
 
     @property
     def size(self) -> int:
+        """The number of elements in all rows."""
         return _count(self.rows) * self.columns
 
 
 class Frozen(NamedTuple):
-    """A one-row block in place of a leaf. Row digits in its slots are those of the enclosing block."""
+    """A one-row block in place of a leaf, after a cut regardless of its content.
+
+    Attributes:
+        block: The block. Row digits in its slots are those of the enclosing block.
+    """
 
     block: Block
 
 
+# The block of a leaf without elements.
 EMPTY = Block((), 0, (), ())
 
 
 def whole(leaf: LeafShape, size: int, chain: Chain, term: Term) -> Block:
-    """`size` elements of a leaf, unchanged."""
+    """The block of the first `size` elements in the part of `leaf` that `chain` selects, in order."""
     return Block((), size, (ColumnRun(0, size, leaf, 0, 0),), ((chain, term),)) if size else EMPTY
 
 
 def cut(chain: Chain, ways: int, digits: Iterable[tuple[int, Symbol]]) -> Chain:
-    """`chain` with one more cut, unless it is into a single row."""
+    """`chain` with one more cut into `ways` rows, unless `ways` is 1; `digits` select the row."""
     used = tuple((count, symbol) for count, symbol in digits if count > 1)
     return chain if ways == 1 else (*chain, RowCut(ways, used))
 
 
 def with_terms(block: Block, function: Callable[[Term], Term]) -> Block:
-    """`block` with `function` applied to every term."""
+    """`block` with `function` applied to every term, also in frozen blocks."""
     slots = tuple((chain, None if term is None else function(term)) for chain, term in block.slots)
     if slots == block.slots and not any(isinstance(run.leaf, Frozen) for run in block.runs):
         return block
@@ -96,7 +136,10 @@ def with_terms(block: Block, function: Callable[[Term], Term]) -> Block:
 
 
 def renamed(algebra: Algebra, block: Block, symbols: Symbols) -> Block:
-    """`block` with symbols replaced in positions and terms."""
+    """`block` with symbols replaced in chains and terms.
+
+    The elements in a part of a rank that owns none become undefined.
+    """
     slots: list[Slot] = []
     for chain, term in block.slots:
         positions = substituted(chain, symbols)
@@ -118,14 +161,23 @@ def _inside(runs: tuple[ColumnRun, ...], function: Callable[[Block], Block]) -> 
 
 
 class BlockBuilder:
-    """Collects runs and slots of a block."""
+    """Collects runs and slots of a block.
+
+    Attributes:
+        runs: The runs so far, in any order.
+        slots: The index of each slot.
+    """
 
     def __init__(self) -> None:
         self.runs: list[ColumnRun] = []
         self.slots: dict[Slot, int] = {}
 
     def block(self, rows: Rows, columns: int) -> Block:
-        """The runs so far as a block, with adjacent runs merged."""
+        """The runs so far as a block, with adjacent runs merged.
+
+        Raises:
+            InexpressibleError: If two runs overlap.
+        """
         self.runs.sort(key=lambda run: run.at)
         runs: list[ColumnRun] = []
         for run in self.runs:
@@ -145,11 +197,12 @@ class BlockBuilder:
         return Block(rows, columns, tuple(runs), tuple(self.slots))
 
     def put(self, at: int, size: int, leaf: Any, column: int, chain: Chain, term: Term | None) -> None:
+        """Add a run; the arguments are those of `ColumnRun` and `Slot`."""
         slot = self.slots.setdefault((chain, term), len(self.slots))
         self.runs.append(ColumnRun(at, size, leaf, column, slot))
 
     def take(self, source: Block, start: int, size: int, offset: int) -> None:
-        """Append columns `start` to `start + size` of `source`, at `offset`."""
+        """Add columns `start` to `start + size - 1` of `source`, from column `offset` on."""
         slot_of: dict[int, int] = {}
         for run in _within(source.runs, start, start + size):
             low = max(run.at, start)
@@ -163,7 +216,7 @@ class BlockBuilder:
 
 
 def _within(runs: Sequence[ColumnRun], start: int, stop: int) -> Sequence[ColumnRun]:
-    """The elements of `runs`, which are sorted, that overlap with columns `start` to `stop`."""
+    """Those of `runs`, which are sorted, that overlap with columns `start` to `stop - 1`."""
     first = bisect.bisect_right(runs, start, key=lambda run: run.at + run.size)
     return runs[first : bisect.bisect_left(runs, stop, key=lambda run: run.at)]
 
@@ -172,9 +225,14 @@ def _within(runs: Sequence[ColumnRun], start: int, stop: int) -> Sequence[Column
 
 
 def in_rows(block: Block, ways: int, width: int, leaf: LeafShape | None = None) -> Block:
-    """A one-row `block`, padded and viewed as `ways` rows of `width`.
+    """View a block as `ways` rows of `width` elements, with padding at the end.
 
-    `leaf` is the shape of the leaf that the block holds, if it holds one.
+    Args:
+        block: The block, which has one row, or `ways` rows of `width` elements already.
+        ways: The number of rows.
+        width: The number of elements in a row.
+        leaf: The shape of the leaf that the block holds; None if it is a buffer. A block that does not
+            consist of one whole leaf is frozen.
     """
     if ways == 1:
         return block
@@ -199,7 +257,10 @@ def in_rows(block: Block, ways: int, width: int, leaf: LeafShape | None = None) 
 
 
 def _only_run(block: Block, *, leaf: bool) -> ColumnRun | None:
-    """The single run of a block that covers a whole row of a leaf or of a frozen block, or None."""
+    """The single run of a block, if it covers a whole row of a leaf or of a frozen block; else None.
+
+    `leaf` is whether the block may hold a leaf.
+    """
     run = block.runs[0] if len(block.runs) == 1 else None
     if run is None or (run.at, run.column, run.size) != (0, 0, block.columns):
         return None
@@ -210,7 +271,10 @@ def _only_run(block: Block, *, leaf: bool) -> ColumnRun | None:
 
 
 def leading(block: Block, counts: Sequence[int]) -> Block:
-    """`block` with row digits that begin with `counts`; a digit that is a product of counts is split."""
+    """`block` with row digits that begin with `counts`, without those of 1.
+
+    If the first digit is a multiple of their product, it is split. A block of one row is cut into rows.
+    """
     required = [count for count in counts if count > 1]
     ways = math.prod(required)
     if ways == 1:
@@ -230,6 +294,7 @@ def leading(block: Block, counts: Sequence[int]) -> Block:
     digits = tuple((count, row(index)) for index, count in enumerate(parts))
 
     def split(symbol: Symbol, count: int) -> tuple[tuple[int, Symbol], ...]:
+        """The digits in place of one: the first becomes several, and later ones are renumbered."""
         if symbol == row(0):
             return digits
         return ((count, row(symbol[1] + extra)),) if symbol[0] == "row" else ((count, symbol),)
@@ -245,14 +310,14 @@ def leading(block: Block, counts: Sequence[int]) -> Block:
 
 
 def inner(block: Block) -> Iterator[Block]:
-    """The frozen blocks in `block`, recursively."""
+    """The frozen blocks in `block`, and those within them."""
     for frozen in {id(run.leaf): run.leaf for run in block.runs if isinstance(run.leaf, Frozen)}.values():
         yield frozen.block
         yield from inner(frozen.block)
 
 
 def free_in(chain: Chain) -> frozenset[Symbol]:
-    """The symbols of ranks and rows in `chain`."""
+    """The symbols of ranks and rows that the position of elements depends on."""
     return free_of(symbol for cut in chain for _, symbol in cut.digits)
 
 
@@ -264,14 +329,19 @@ def _depends_on_row(block: Block) -> bool:
 
 
 def _count(rows: Rows) -> int:
+    """The number of rows."""
     return math.prod(count for count, _ in rows)
 
 
 def collapsed(block: Block, size: int, *, leaf: bool = False) -> Block:
-    """Flatten the rows of `block` to its first `size` elements.
+    """Flatten the rows of `block`, and drop the padding.
 
-    Rows are kept unless they are the consecutive rows of one leaf. `leaf` is whether a row of the block is a
-    row of a leaf.
+    If they are not the consecutive rows of one leaf or buffer, the block is returned with its rows.
+
+    Args:
+        block: The block.
+        size: The number of elements without padding.
+        leaf: Whether a row of the block may be a row of a leaf.
     """
     if not block.rows:
         return _shortened(block, size)
@@ -279,6 +349,7 @@ def collapsed(block: Block, size: int, *, leaf: bool = False) -> Block:
         return Block((), size, (), ())
     run = _only_run(block, leaf=leaf)
     chain, term = block.slots[block.runs[0].slot]
+    # Row i of the block is row i of the last cut.
     identity = tuple((count, row(index)) for index, (count, _) in enumerate(block.rows))
     if (
         run is None
@@ -295,6 +366,7 @@ def collapsed(block: Block, size: int, *, leaf: bool = False) -> Block:
 
 
 def _shortened(block: Block, size: int) -> Block:
+    """The first `size` elements of a one-row block, or as many zeros more; other blocks are unchanged."""
     if block.rows or block.columns == size:
         return block
     builder = BlockBuilder()
@@ -303,7 +375,11 @@ def _shortened(block: Block, size: int) -> Block:
 
 
 def row_of(algebra: Algebra, block: Block, start: int, size: int) -> tuple[Block, int]:
-    """The row of `block` that contains elements `start` to `start + size`, and the first one's column."""
+    """The row of `block` that contains elements `start` to `start + size - 1`, and the column of the first.
+
+    Raises:
+        InexpressibleError: If the elements are in several rows.
+    """
     if not block.rows:
         return block, start
     number, column = divmod(start, block.columns)
@@ -316,11 +392,15 @@ def row_of(algebra: Algebra, block: Block, start: int, size: int) -> tuple[Block
     return renamed(algebra, block, symbols)._replace(rows=()), column
 
 
-# Side by side
+# Several blocks
 
 
 def combined(algebra: Algebra, blocks: Sequence[Block], function: Callable[[Sequence[Term]], Term]) -> Block:
-    """Combine blocks elementwise; all must hold the same elements in the same order."""
+    """Combine the terms of blocks elementwise, with zero for columns without a run.
+
+    Raises:
+        InexpressibleError: If the blocks hold different elements in one place, or frozen ones.
+    """
     builder = BlockBuilder()
     for begin, end, runs in aligned(blocks):
         places: set[tuple[Any, int, Chain]] = set()
@@ -339,7 +419,12 @@ def combined(algebra: Algebra, blocks: Sequence[Block], function: Callable[[Sequ
 
 
 def aligned(blocks: Sequence[Block]) -> Iterable[tuple[int, int, list[ColumnRun | None]]]:
-    """Yield the column ranges in which no block changes its run: start, end, and the run of each block."""
+    """Yield the largest ranges of columns in which no block changes its run.
+
+    Yields:
+        The first column, the column after the last one, and the run of each block; None for a block without
+        a run there.
+    """
     edges = sorted({edge for block in blocks for run in block.runs for edge in (run.at, run.at + run.size)})
     places = [0] * len(blocks)
     for begin, end in itertools.pairwise(edges):

@@ -1,4 +1,7 @@
-"""Comparison of the symbolic terms of a schedule with those of its plan, including rounding."""
+"""Comparison of the symbolic terms of a schedule with those of its plan, including rounding.
+
+`commplan.verify.equivalence` compares all outputs and states of a schedule with it.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,18 @@ from typing import Any
 from commplan.ir.symbolic.rounding import accepts
 from commplan.ir.symbolic.terms import Algebra, Argument, Atom, Contribution, Term
 
-Walk = Generator[tuple[Term, Term], Any, bool]  # yields pairs of terms, receives whether they are equal
+# A comparison that yields pairs of inner terms, receives whether they are equal, and returns the result.
+Walk = Generator[tuple[Term, Term], Any, bool]
 
 
 class TermComparison:
-    """Compares terms: `comparison(actual, expected)` is whether they have the same value.
+    """Compares terms: `comparison(actual, expected)` is whether `actual` has the value that the plan expects.
 
     Both must have equal contributions, and each contribution of `actual` may be rounded only as `expected`
-    allows.
+    allows. Results are cached.
+
+    Args:
+        algebra: The algebra of both terms.
     """
 
     def __init__(self, algebra: Algebra) -> None:
@@ -49,6 +56,7 @@ class TermComparison:
         return self._results.get((actual.number, expected.number))
 
     def _compare_parts(self, actual: Term, expected: Term) -> Walk:
+        """Compare the rounding of terms with equal skeletons, and store the result."""
         result = True
         for part in actual.parts:
             if not (yield from self._allowed(part, expected.parts)):
@@ -58,7 +66,7 @@ class TermComparison:
         return result
 
     def _allowed(self, part: Contribution, expected: Sequence[Contribution]) -> Walk:
-        """Whether one of `expected` allows the contribution `part`."""
+        """Whether one of the contributions `expected` allows the contribution `part`."""
         for other in expected:
             matches = other.sums == part.sums and other.atom.skeleton is part.atom.skeleton
             if matches and (yield from self._contribution_allowed(part, other)):
@@ -81,6 +89,7 @@ class TermComparison:
         return accepted and (yield from self._atoms(part.atom, expected.atom))
 
     def _atoms(self, actual: Atom, expected: Atom) -> Walk:
+        """Compare the rounding within atoms with equal skeletons, other than extremes."""
         if actual is expected:
             return True
         match actual.kind:
@@ -115,6 +124,7 @@ class TermComparison:
 
 
 def _overlap(first: Argument, second: Argument) -> bool:
+    """Whether both arguments are runs of the same leaf that have elements in common."""
     if (
         first.operand != second.operand
         or first.size is None

@@ -34,13 +34,20 @@ from commplan.ir.values import Leaf, Part, Value
 if TYPE_CHECKING:
     from commplan.ir.stages.builtins import Builtin
 
+# The paths of the leaves of each operand and result of a call.
 Paths = tuple[tuple[str, ...], ...]
+# The index of an operand, the index of a leaf in it, and the content of that leaf.
+_Partner = tuple[int, int, Block]
 
 
 class _Call(NamedTuple):
     """The arguments of `Interpretation.call` for one result.
 
-    `coefficients` are those of the operands if the result is their exact linear combination.
+    Attributes:
+        name: A name for the function, the result and the marks.
+        operands: The operands.
+        random_arguments: Random inputs of the function.
+        coefficients: Those of the operands, if the result is their exact linear combination; else None.
     """
 
     name: str
@@ -64,6 +71,11 @@ class Interpretation:
         expanded: For each result of a built-in function, whether it is a linear combination of its operands
             in the plan; else it is an opaque call. The interpretation of the plan adds them.
         written_out: Whether casts and divisions are explicit ops, so that collectives imply none.
+
+    Attributes:
+        draws: The number of calls of each random function so far.
+        symbolic: The content of the values so far.
+        undefined: Errors of ops with an inexpressible result, which `verify.equivalence` adds.
     """
 
     def __init__(
@@ -175,11 +187,8 @@ class Interpretation:
             on_server: Whether a server calls it, with inputs from other workers too.
             random_arguments: Random inputs of the function.
         """
-        leaves = (
-            *(operand.value.leaves for operand in operands),
-            *(self.values[ref].leaves for ref in results),
-        )
-        paths: Paths = tuple(tuple(leaf.path for leaf in each) for each in leaves)
+        values = [*(operand.value for operand in operands), *(self.values[ref] for ref in results)]
+        paths: Paths = tuple(tuple(leaf.path for leaf in value.leaves) for value in values)
         is_elementwise = fn in self.elementwise and not by_record and not on_server
         match = self.matches.get((fn, paths)) if is_elementwise else None
         for ref in results:
@@ -254,10 +263,9 @@ class Interpretation:
             else:
                 chains.add(operand.uniform[0])
                 arguments.append(Argument(operand.uniform[1], number))
-        loaded = [
-            leaf for operand in operands if operand.value.kind == "records" for leaf in operand.value.leaves
-        ]
-        if len({leaf.shape[:1] for leaf in (*loaded, *value.leaves)}) > 1 or len(chains) > 1:
+        records = [operand.value for operand in operands if operand.value.kind == "records"]
+        batches = {leaf.shape[:1] for batched in (*records, value) for leaf in batched.leaves}
+        if len(batches) > 1 or len(chains) > 1:
             raise InexpressibleError("different records are combined")
         term = self.algebra.call(f"{call.name} by record", arguments)
         return SymbolicValue(value, (chains.pop() if chains else (), term))
@@ -313,18 +321,15 @@ class Interpretation:
         return SymbolicValue(value, (chain, self._made(call, [*arguments, *scalars])))
 
     def _zipped(
-        self,
-        call: _Call,
-        value: Value,
-        index: int,
-        partners: Sequence[tuple[int, int, Block]],
-        scalars: list[Argument],
+        self, call: _Call, value: Value, index: int, partners: Sequence[_Partner], scalars: list[Argument]
     ) -> Block:
+        """Leaf `index` of the result, whose elements depend on those of `partners` in the same place."""
         builder, leaf = BlockBuilder(), value.leaves[index]
-        columns = [block for _, _, block in partners]
-        if any(block.rows for block in columns):
-            raise InexpressibleError(f"leaf `{leaf.path}` of an operand is rows of several ranks")
-        for begin, end, runs in blocks.aligned(columns):
+        name = f"leaf `{leaf.path}`"
+        partner_blocks = [block for _, _, block in partners]
+        if any(block.rows for block in partner_blocks):
+            raise InexpressibleError(f"{name} of an operand is rows of several ranks")
+        for begin, end, runs in blocks.aligned(partner_blocks):
             arguments: list[Argument] = []
             places: set[tuple[Chain, int, LeafShape]] = set()
             for (operand, other, block), run in zip(partners, runs, strict=True):
@@ -333,14 +338,12 @@ class Interpretation:
                     continue
                 chain, term = block.slots[run.slot]
                 if term is None or not isinstance(run.leaf, LeafShape) or run.leaf.number != other:
-                    raise InexpressibleError(
-                        f"leaf `{leaf.path}` of an operand holds elements of another leaf"
-                    )
+                    raise InexpressibleError(f"{name} of an operand holds elements of another leaf")
                 places.add((chain, run.column + begin - run.at, run.leaf._replace(number=index)))
                 arguments.append(Argument(term, operand, None if other == index else other))
             if len(places) > 1:
-                columns = ", ".join(str(column) for _, column, _ in sorted(places, key=repr))
-                raise InexpressibleError(f"leaf `{leaf.path}`: parts from {columns} on are combined")
+                starts = ", ".join(str(column) for _, column, _ in sorted(places, key=repr))
+                raise InexpressibleError(f"{name}: parts from {starts} on are combined")
             if places:
                 chain, column, shape = places.pop()
                 term = self._made(call, [*arguments, *scalars])
@@ -398,11 +401,10 @@ class Interpretation:
             if flat and block.rows != ((ways, None),):
                 raise InexpressibleError(f"a swapped buffer does not have {ways} rows")
             for run in block.runs:
-                chain = block.slots[run.slot][0]
-                is_in_place = (
-                    run.column == run.at and isinstance(run.leaf, LeafShape) and run.leaf.number == index
-                )
-                if chain[-1:] != rank_rows if flat else chain or not is_in_place:
+                leaf, chain = run.leaf, block.slots[run.slot][0]
+                is_in_place = run.column == run.at and isinstance(leaf, LeafShape) and leaf.number == index
+                is_in_blocks = chain[-1:] == rank_rows if flat else not chain and is_in_place
+                if not is_in_blocks:
                     raise InexpressibleError("a swapped value is not cut into the blocks of its leaves")
         symbols = {rank(axis): ("from", axis) for axis in several}
         block = Argument(self.algebra.value("the index of its block", several), 1)

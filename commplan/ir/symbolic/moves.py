@@ -1,4 +1,9 @@
-"""The effect of ops on blocks: rows are scattered, gathered, exchanged and summed."""
+"""The effect of collectives on blocks: rows are scattered, gathered, exchanged and summed.
+
+Blocks and terms describe any rank by symbols, so most moves are substitutions: a gather, for example,
+replaces the coordinate of the rank by a digit of the row index. Functions raise `InexpressibleError` for
+blocks whose rows do not belong to the ranks in question.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,7 @@ from commplan.ir.symbolic.terms import Algebra, InexpressibleError, Term
 
 
 def scattered(algebra: Algebra, block: Block, axes: Sequence[str]) -> Block:
-    """Each rank along `axes` keeps its row."""
+    """Each rank along `axes` keeps its row of `block`, as after a reduction."""
     axes = [axis for axis in axes if algebra.sizes[axis] > 1]
     block = leading(block, [algebra.sizes[axis] for axis in axes])
     check_rows(_chains(block), axes)
@@ -35,13 +40,16 @@ def scattered(algebra: Algebra, block: Block, axes: Sequence[str]) -> Block:
 
 
 def summed(algebra: Algebra, block: Block, axes: Sequence[str], term: Callable[[Term], Term]) -> Block:
-    """Combine the elements that ranks along `axes` hold in the same place with `term`."""
+    """Combine the elements that ranks along `axes` hold in the same place.
+
+    `term` returns the combination over these ranks of a term, which describes the element on any of them.
+    """
     check_rows(_chains(block), [axis for axis in axes if algebra.sizes[axis] > 1])
     return with_terms(block, term)
 
 
 def check_rows(chains: Iterable[Chain], axes: Sequence[str]) -> None:
-    """Raise unless ranks along `axes` hold the same elements in the same places."""
+    """Raise `InexpressibleError` unless ranks along `axes` hold the same elements of a leaf in each place."""
     along_axes = {rank(axis) for axis in axes}
     for chain in chains:
         names = ", ".join(sorted(symbol[1] for symbol in along_axes & free_in(chain)))
@@ -50,11 +58,20 @@ def check_rows(chains: Iterable[Chain], axes: Sequence[str]) -> None:
 
 
 def _chains(block: Block) -> list[Chain]:
+    """The chains of a block and of its frozen blocks."""
     return [chain for each in (block, *inner(block)) for chain, _ in each.slots]
 
 
 def gathered(algebra: Algebra, block: Block, axes: Sequence[str], size: int, *, leaf: bool = False) -> Block:
-    """Gather the rows of all ranks along `axes` in order: `size` elements without padding."""
+    """Gather the rows of all ranks along `axes` in order.
+
+    Args:
+        algebra: The algebra of the terms.
+        block: The row of each rank.
+        axes: The axes, the first one major.
+        size: The number of elements of the result without padding.
+        leaf: Whether the result is a leaf rather than a buffer.
+    """
     axes = [axis for axis in axes if algebra.sizes[axis] > 1]
     symbols = {rank(axis): row(index) for index, axis in enumerate(axes)}
     symbols |= {row(index): row(index + len(axes)) for index in range(len(block.rows))}
@@ -76,7 +93,7 @@ def exchanged(algebra: Algebra, block: Block, axes: Sequence[str]) -> Block:
 
 
 def rows_summed(algebra: Algebra, block: Block, ways: int) -> Block:
-    """The sum of the `ways` leading rows."""
+    """The sum of `ways` rows: of those that the leading digits count, or of equal parts of one row."""
     if ways == 1:
         return block
     if not block.rows:
@@ -88,6 +105,7 @@ def rows_summed(algebra: Algebra, block: Block, ways: int) -> Block:
     if count != ways:
         raise InexpressibleError(f"{ways} of {math.prod(count for count, _ in block.rows)} rows are added")
     digits = dict(enumerate(block.rows[:leading_digits]))
+    # If the position of elements depended on a digit, different elements would be added.
     if any(row(digit) in free_in(chain) for chain in _chains(block) for digit in digits):
         raise InexpressibleError("rows of one rank, which hold different elements, are added")
     add = functools.cache(functools.partial(algebra.summed_rows, digits=digits))
@@ -96,6 +114,7 @@ def rows_summed(algebra: Algebra, block: Block, ways: int) -> Block:
 
 
 def _explicit_rows(block: Block, ways: int) -> list[Block]:
+    """The `ways` equal parts of a one-row block."""
     width = block.columns // ways
     rows: list[Block] = []
     for index in range(ways):
@@ -144,7 +163,7 @@ def _owned_rows(algebra: Algebra, blocks: Sequence[Block]) -> Block | None:
 
 
 def _single_rank_term(term: Term | None) -> tuple[Any, Term] | None:
-    """The conditions and the inner term of a term that is zero except on one rank, or None."""
+    """The conditions and the inner term of a term that is zero except on certain ranks (`only`), or None."""
     if term is None or len(term.parts) != 1:
         return None
     atom, sums, trace, coefficient = term.parts[0]
@@ -154,6 +173,7 @@ def _single_rank_term(term: Term | None) -> tuple[Any, Term] | None:
 
 
 def _owners(algebra: Algebra, conditions: Sequence[Sequence[tuple[Symbol, int]]]) -> Symbol:
+    """The index of this rank among the ranks that satisfy one of `conditions` each."""
     axes = [symbol[1] for symbol, _ in conditions[0]]
     places = ({symbol[1]: place for symbol, place in condition} for condition in conditions)
     return algebra.owner(axes, [position(place, axes, algebra.sizes) for place in places])

@@ -3,7 +3,7 @@
 A trace lists the events of a contribution in order:
 
     ("cast", from, to)   every element converted; omitted if the next cast reverts it exactly
-    ("sum", axes)        summed over axes in the type of the last cast; listed only after a cast
+    ("sum", axes)        summed over axes in the type of the last cast; listed only after an event that rounds
     ("scale", factor, type, axes)
                          multiplied by a number, in `type`, after the sums over `axes`. A mean of values
                          that are sent in another type is divided after each sum, by its number of ranks
@@ -25,7 +25,9 @@ from typing import Any
 from commplan.ir.hints import Hints
 from commplan.ir.types import DType
 
+# An event of a trace; see the module.
 Event = tuple[Any, ...]
+# The rounding of a contribution; empty if it is exact.
 Trace = tuple[Event, ...]
 
 # For each type, the types that hold all its values, as XLA converts them. No 64-bit types are included:
@@ -68,12 +70,12 @@ def holds(wide: DType, narrow: DType) -> bool:
 
 
 def is_rounded(trace: Trace) -> bool:
-    """Whether `trace` has events other than factors."""
+    """Whether `trace` has casts, sums or allowed rounding, and not just factors."""
     return any(event[0] != "scale" for event in trace)
 
 
 def cast(trace: Trace, before: DType, after: DType) -> Trace:
-    """`trace` followed by a conversion."""
+    """`trace` followed by a conversion from the type `before` to the type `after`."""
     if before == after:
         return trace
     if trace and trace[-1] == ("cast", after, before) and holds(before, after):
@@ -87,22 +89,30 @@ def accepts(trace: Trace, allowed: Trace, sizes: Mapping[str, int]) -> bool:
     Allowed are casts to the wire type, to the accumulation type and back, at the sum or move that has these
     types, and sums in their accumulation type. Values that are added must be sent in the wire type; values
     that are only moved may be. Factors must be those of the plan, in the same type and after the same sums;
-    factors of means follow each sum (see the module). `sizes` are the sizes of axes.
+    factors of means follow each sum (see the module).
+
+    Args:
+        trace: The trace of a contribution in the schedule.
+        allowed: The trace of the same contribution in the plan.
+        sizes: The number of ranks along each axis.
     """
     if trace == allowed:
         return True
     stages, factors = _stages(allowed)
     trace_factors: list[Event] = []
-    place, current = 0, None
+    place = 0  # the index of the current sum or move of the plan
+    current: DType | None = None  # the type after the last cast
     narrow: set[DType] = set()  # the types of casts since the last sum
     events = iter(trace)
     for event in events:
         if event[0] == "scale":
             trace_factors.append(event)
             continue
+        # A cast may belong to the current stage, to the next sum, or to a move in between, because values
+        # that are moved may keep their type.
         end = place + 1
         while end < len(stages) and not stages[end].adds:
-            end += 1  # moves may keep the type
+            end += 1
         near_stages = stages[place : end + 1]
         if event[0] == "cast":
             if not any(event[2] in stage.next_types or holds(event[2], event[1]) for stage in near_stages):
@@ -116,6 +126,7 @@ def accepts(trace: Trace, allowed: Trace, sizes: Mapping[str, int]) -> bool:
                 return False
             stages[place].narrow.add(event[2])
             continue
+        # A sum in the schedule: find the first sum of the plan over these axes, and compare the types.
         while place < len(stages) and not stages[place].axes.issuperset(event[1]):
             place += 1
         if place == len(stages):
@@ -128,7 +139,7 @@ def accepts(trace: Trace, allowed: Trace, sizes: Mapping[str, int]) -> bool:
             or (stage.wire != stage.dtype and stage.wire not in narrow)
         ):
             return False
-        if stage.divides:
+        if stage.divides:  # the next event must divide by the number of ranks
             factor = Fraction(1, math.prod(sizes[axis] for axis in event[1]))
             added = stage.accumulate if event[0] == "sum" else stage.dtype
             if next(events, ())[:3] != ("scale", factor, added):
@@ -141,34 +152,38 @@ def accepts(trace: Trace, allowed: Trace, sizes: Mapping[str, int]) -> bool:
     return sorted(trace_factors) == sorted(factors) and all(stage.done for stage in stages)
 
 
-def _stages(allowed: Trace) -> tuple[list[_AllowedRounding], list[Event]]:
-    """The sums and moves of a plan, and its factors except those of means."""
+def _stages(plan_trace: Trace) -> tuple[list[_AllowedRounding], list[Event]]:
+    """The sums and moves in the trace of a plan, and its factors except those of means."""
     stages: list[_AllowedRounding] = []
     factors: list[Event] = []
-    for index, event in enumerate(allowed):
+    for index, event in enumerate(plan_trace):
         if event[0] == "scale":
-            if not index or not (allowed[index - 1][0] == "allow" and allowed[index - 1][6]):
+            if not index or not (plan_trace[index - 1][0] == "allow" and plan_trace[index - 1][6]):
                 factors.append(event)
             continue
         dtype: DType = event[4] if event[0] == "allow" else stages[-1].dtype  # or a sum after a stage
         wire, accumulate, sends_sum = (
             (event[2], event[3], event[5]) if event[0] == "allow" else (dtype, dtype, False)
         )
-        divides = event[0] == "allow" and event[6] and allowed[index + 1 : index + 2] != ()
+        divides = event[0] == "allow" and event[6] and plan_trace[index + 1 : index + 2] != ()
         stages.append(_AllowedRounding(set(event[1]), wire, accumulate, dtype, sends_sum, divides))
     return stages, factors
 
 
 class _AllowedRounding:
-    """The types that a plan allows at one sum or move.
+    """The types that a plan allows at one sum or move, and how far a trace has carried it out.
 
     Args:
-        axes: The axes that are not summed over yet.
+        axes: The axes that are not summed over yet; empty for a move.
         wire: The wire type.
         accumulate: The accumulation type.
         dtype: The type of the result.
         sends_sum: Whether the sum is sent too; None if it may be.
         divides: Whether every sum is divided by its number of ranks.
+
+    Attributes:
+        adds: Whether it is a sum rather than a move.
+        narrow: The types of the casts since the last sum that this stage allows.
     """
 
     def __init__(
@@ -181,17 +196,13 @@ class _AllowedRounding:
         divides: bool,
     ) -> None:
         self.adds, self.divides = bool(axes), divides
-        self.axes, self.wire, self.accumulate, self.dtype, self.sends_sum = (
-            axes,
-            wire,
-            accumulate,
-            dtype,
-            sends_sum,
-        )
+        self.axes, self.sends_sum = axes, sends_sum
+        self.wire, self.accumulate, self.dtype = wire, accumulate, dtype
         self.narrow: set[DType] = set()
 
     @property
     def types(self) -> tuple[DType, DType, DType]:
+        """The wire type, the accumulation type and the type of the result."""
         return self.wire, self.accumulate, self.dtype
 
     @property

@@ -1,4 +1,8 @@
-"""Semantics shared by stages and the ops that they become: reductions, functions and servers."""
+"""Semantics shared by stages and the ops that they become: reductions, functions and servers.
+
+The methods `meaning` of stages and ops call these functions. `env` has the values of the phase so far, and
+`value` is the result to define: its leaves, types and placement.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +31,11 @@ class ReductionSpec(NamedTuple):
         op: The operator.
         axes: The axes.
         hints: The hints of the stage.
-        weight: The weight of a mean.
-        via: The algorithm in the plan.
+        weight: The weight of a mean; None if there are no weights.
+        via: The algorithm in the plan; None if it names none.
         sends_sum: Whether the sum is sent to all ranks. If not, scalars may be, because they are not split.
-        divisor: The divisor of a mean. It divides the terms if they are added in f16, else their sum.
+        divisor: The divisor of a mean, which divides the terms if they are added in f16, else their sum; 1
+            for no division.
     """
 
     op: Operator
@@ -47,7 +52,7 @@ class ElasticSpec(NamedTuple):
 
     Attributes:
         operands: The value of the worker, and the center.
-        factors: eta and rho.
+        factors: eta and rho, each a number or a scalar value.
         mode: `sync`, or how a server processes requests.
         axes: The axes.
         hints: The hints of the stage.
@@ -61,27 +66,30 @@ class ElasticSpec(NamedTuple):
 
 
 def reduced(env: Interpretation, operand: SymbolicValue, value: Value, how: ReductionSpec) -> SymbolicValue:
-    """The sum, maximum or minimum of `operand`.
+    """The sum, maximum or minimum of `operand`, divided by `how.divisor`.
 
     Args:
+        env: The values of the phase.
+        operand: The value of each rank.
         value: The result, with its types.
+        how: The reduction. Its weight is ignored.
     """
     op, axes, hints, divisor = how.op, how.axes, how.hints, how.divisor
     several = [axis for axis in axes if env.algebra.sizes[axis] > 1]
     adds = op in ("sum", "mean")
 
-    def one(term: Term, dtype: DType, sends_sum: bool | None = how.sends_sum) -> Term:
+    def reduced_term(term: Term, dtype: DType, sends_sum: bool | None = how.sends_sum) -> Term:
+        """The reduction of an element, with the rounding that the plan allows."""
         if hints.integers is not None and not dtype.is_float:
             if hints.integers == "max":
                 return env.algebra.extreme("max", term, axes)
             return env.algebra.substitute(term, env.root(axes, 0))
-        first = hints.divides_first(dtype)
-        event = allowed(
-            several if adds else (), dtype, hints, sends_sum=sends_sum, divides=divisor > 1 and not first
-        )
+        divides_first = hints.divides_first(dtype)
+        divides_sums = divisor > 1 and not divides_first
+        event = allowed(several if adds else (), dtype, hints, sends_sum=sends_sum, divides=divides_sums)
         if adds and divisor > 1:
             factor = Fraction(1, divisor)
-            if first:
+            if divides_first:
                 return env.algebra.total(_times(env, term, factor, dtype), axes, event)
             return _times(env, env.algebra.total(term, axes, event), factor, dtype)
         if adds:
@@ -89,23 +97,27 @@ def reduced(env: Interpretation, operand: SymbolicValue, value: Value, how: Redu
         extreme = env.algebra.extreme("max" if op == "max" else "min", term, axes)
         return extreme if event is None else env.algebra.traced(extreme, event)
 
-    total = env.summed(operand, value, axes, one)
-    scalars = [not leaf.shape for leaf in value.leaves]
-    if how.sends_sum or not any(scalars) or hints.wire is hints.accumulate is None:
+    total = env.summed(operand, value, axes, reduced_term)
+    are_scalars = [not leaf.shape for leaf in value.leaves]
+    if how.sends_sum or not any(are_scalars) or hints.wire is hints.accumulate is None:
         return total
-    maybe = env.summed(operand, value, axes, lambda term, dtype: one(term, dtype, None))
-    sides = zip(scalars, total.blocks, maybe.blocks, strict=True)
-    return uniform_if_whole(value, [sent if scalar else block for scalar, block, sent in sides])
+    # The sums of scalars may be sent, since every rank needs all of them.
+    maybe_sent = env.summed(operand, value, axes, lambda term, dtype: reduced_term(term, dtype, None))
+    pairs = zip(are_scalars, total.blocks, maybe_sent.blocks, strict=True)
+    return uniform_if_whole(value, [sent if is_scalar else block for is_scalar, block, sent in pairs])
 
 
 def averaged(env: Interpretation, operand: SymbolicValue, value: Value, how: ReductionSpec) -> SymbolicValue:
-    """`operand` reduced.
+    """`operand` reduced, also by a mean.
 
     A mean is the sum divided by the number of ranks. A weighted mean is the sum of x n / sum(n), with terms
-    in their accumulation type.
+    in their accumulation type, or in their own if that is wider.
 
     Args:
+        env: The values of the phase.
+        operand: The value of each rank.
         value: The result, with its types.
+        how: The reduction. Its divisor is replaced if it is a mean without weights.
     """
     if how.op != "mean":
         return reduced(env, operand, value, how)
@@ -127,7 +139,7 @@ def averaged(env: Interpretation, operand: SymbolicValue, value: Value, how: Red
 def converted(env: Interpretation, operand: SymbolicValue, value: Value) -> SymbolicValue:
     """`operand` with the leaf types of `value`, as a computation of the plan rather than a rounding."""
 
-    def one(term: Term, before: DType, after: DType) -> Term:
+    def converted_term(term: Term, before: DType, after: DType) -> Term:
         if before == after or not term.parts:
             return term
         return env.algebra.call(f"in {after}", (Argument(term, 0),))
@@ -137,9 +149,9 @@ def converted(env: Interpretation, operand: SymbolicValue, value: Value) -> Symb
         return operand
     if operand.uniform is not None and len(set(pairs)) == 1:
         chain, term = operand.uniform
-        return SymbolicValue(value, (chain, one(term, *pairs[0])))
+        return SymbolicValue(value, (chain, converted_term(term, *pairs[0])))
     leaves = [
-        blocks.with_terms(block, lambda term, pair=pair: one(term, *pair))
+        blocks.with_terms(block, lambda term, pair=pair: converted_term(term, *pair))
         for block, pair in zip(operand.blocks, pairs, strict=True)
     ]
     return uniform_if_whole(value, leaves)
@@ -149,19 +161,19 @@ def shared(
     env: Interpretation, operand: SymbolicValue, value: Value, part: Term, whole: Term
 ) -> SymbolicValue:
     """`operand` times `part / whole`, two scalars; integers are unchanged."""
-    name = "times a share"  # the space prevents collisions with functions of users
+    name = "times a share"  # names of users' functions have no spaces
     scalars = Argument(part, 1, 0), Argument(whole, 2, 0)
 
-    def one(term: Term, dtype: DType) -> Term:
+    def shared_term(term: Term, dtype: DType) -> Term:
         return env.algebra.call(name, (Argument(term, 0), *scalars)) if dtype.is_float else term
 
-    return operand.like(value, one)
+    return operand.like(value, shared_term)
 
 
 def scaled(
     env: Interpretation, operand: SymbolicValue, value: Value, how: Literal["mul", "div"], by: float | Term
 ) -> SymbolicValue:
-    """`operand` multiplied or divided by a number or a scalar."""
+    """`operand` multiplied or divided by a number, or multiplied by a scalar."""
     if isinstance(by, Term):
         scalar = Argument(by, 1, 0)
         return operand.like(
@@ -172,10 +184,10 @@ def scaled(
 
 
 def _times(env: Interpretation, term: Term, factor: Fraction, dtype: DType) -> Term:
-    """`term` times `factor`, recorded in the trace.
+    """`term` times `factor`, with the factor in the trace; integers are the operand of a call instead.
 
-    A factor that may be a number of ranks is exact instead: it counts how often a value that is the same on
-    all ranks is added.
+    A positive integer up to the number of ranks is an exact coefficient: it may count how often a value that
+    is the same on all ranks is added.
     """
     if factor.denominator == 1 and 0 < factor <= math.prod(env.algebra.sizes.values()):
         return env.algebra.scaled(term, factor)
@@ -185,19 +197,19 @@ def _times(env: Interpretation, term: Term, factor: Fraction, dtype: DType) -> T
 
 
 def moved(env: Interpretation, operand: SymbolicValue, hints: Hints) -> SymbolicValue:
-    """`operand` after a move, which may use the wire type."""
+    """`operand` after a move without addition, which may use the wire type of `hints`."""
 
-    def one(term: Term, dtype: DType) -> Term:
+    def moved_term(term: Term, dtype: DType) -> Term:
         event = allowed((), dtype, hints)
         return term if event is None else env.algebra.traced(term, event)
 
-    return operand if hints.wire is None else operand.like(operand.value, one)
+    return operand if hints.wire is None else operand.like(operand.value, moved_term)
 
 
 def _pull(
     env: Interpretation, operands: Sequence[Ref], factors: tuple[float | Ref, float | Ref], value: Value
 ) -> SymbolicValue:
-    """eta * rho * (operand - center)."""
+    """The pull eta * rho * (operand - center); the arguments are those of `ElasticSpec`."""
     scalars = [(index, factor) for index, factor in enumerate(factors, 2) if isinstance(factor, str)]
     arguments = [Argument(env.scalar(factor), index, 0) for index, factor in scalars]
 
@@ -229,14 +241,20 @@ def updated(env: Interpretation, center: SymbolicValue, total: SymbolicValue, va
 
 
 def server_hints(hints: Hints) -> tuple[object, ...]:
-    """The hints that affect the answers of servers."""
+    """The hints that affect the answers of servers, and so distinguish the calls that stand for them."""
     return hints.staleness, hints.wire, hints.accumulate
 
 
 def elastic(env: Interpretation, pull: Ref, result: Ref | None, how: ElasticSpec) -> None:
-    """Define the pull of each worker and, if `result` is made in the same op, the center moved by all pulls.
+    """Define the pull of each worker, and the center moved by all pulls.
 
     A server processes one worker at a time, so its answer is an opaque function of all arguments.
+
+    Args:
+        env: The values of the phase.
+        pull: The pull.
+        result: The new center; None if another op makes it.
+        how: The averaging.
     """
     center = how.operands[1]
     if how.mode != "sync":
@@ -257,7 +275,15 @@ def elastic(env: Interpretation, pull: Ref, result: Ref | None, how: ElasticSpec
 def loaded(
     env: Interpretation, result: Ref, label: str, varying: Sequence[str], split: Sequence[str]
 ) -> None:
-    """Define `result` as the records of a load, before any share."""
+    """Define `result` as the records of a load, before any share.
+
+    Args:
+        env: The values of the phase.
+        result: The batch.
+        label: A name that is equal for loads of equal records.
+        varying: The axes whose members have different records.
+        split: The axes along which the batch is split.
+    """
     env.put(result, env.fresh_elements(label, env.values[result], varying, split, UNSHARED))
 
 
@@ -272,7 +298,8 @@ def shared_by(
 ) -> None:
     """Define `result` as `operand`, and mark each load in its terms with a share of the plan.
 
-    Per-record functions may run before or after the share, so the mark is on the loads only.
+    Per-record functions may run before or after the share, so the mark is on the loads only. The mark has all
+    arguments after `operand`, as in the op `Share`.
     """
     how = f"{design}(readers = {readers})" if readers else design
     words = f"shared over {', '.join(axes)} via {how}"
@@ -283,26 +310,29 @@ def shared_by(
 
 
 def random_argument(env: Interpretation, axes: Sequence[str]) -> Argument:
-    """Random numbers that differ between ranks along `axes`."""
+    """The argument of a random function: numbers that differ between ranks along `axes`."""
     return Argument(env.algebra.value("random numbers", axes), -1)
 
 
 def picked(env: Interpretation, operand: SymbolicValue, value: Value, division: str) -> SymbolicValue:
-    """The current fragment of `operand`. The positions of its elements in the leaves are not tracked."""
+    """The current fragment of `operand`, for a `division` in words.
+
+    The positions of its elements in the leaves are not tracked.
+    """
     return _by_leaf(env, [operand], value, division)
 
 
 def merged(
     env: Interpretation, whole: SymbolicValue, piece: SymbolicValue, value: Value, division: str
 ) -> SymbolicValue:
-    """`whole`, with `piece` as its current fragment."""
+    """`whole`, with `piece` as its current fragment, for a `division` in words."""
     return _by_leaf(env, [whole, piece], value, f"{division} replaced")
 
 
 def _by_leaf(
     env: Interpretation, operands: Sequence[SymbolicValue], value: Value, name: str
 ) -> SymbolicValue:
-    """The call `name` on corresponding leaves of `operands`, each of which is one value as a whole."""
+    """The call `name` on corresponding leaves of `operands`, which are cut alike and have one term each."""
     leaves: list[Block] = []
     for index, leaf in enumerate(value.leaves):
         if not leaf.size:

@@ -147,7 +147,7 @@ class Argument(NamedTuple):
         operand: The index of the operand; -1 for random numbers.
         leaf: For an element, the index of its leaf; None for the leaf of the result. For a run, a key of its
             leaf, its position there, and the leaf that its elements belong to.
-        chain: For a run, the row of the leaf that its elements belong to.
+        chain: For a run, or for records of bytes, the row that the elements belong to.
         column: For a run, the first element in that row.
         size: The number of elements of a run; None for an element.
     """

@@ -1,4 +1,7 @@
-"""The content of a value on one symbolic rank: a block for every leaf, or one term for all."""
+"""The content of a value on one symbolic rank: a block for every leaf, or one term for all.
+
+`interpretation` computes these contents; `verify.equivalence` compares them.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,16 @@ from commplan.ir.values import Value
 
 
 class SymbolicValue:
-    """The content of `value` on any rank.
+    """The content of a value on any rank.
 
-    It is either uniform, with one `chain` and `term` for all leaves (scalars are not cut), or has a block for
-    each leaf.
+    Args:
+        value: The value, with its leaves and placement.
+        uniform: The chain and the term of all leaves, if they are the same (scalars are not cut); else None.
+        leaves: The block of each leaf; ignored if the value is uniform.
+
+    Attributes:
+        value: As passed in.
+        uniform: As passed in, without cuts if no leaf can be cut.
     """
 
     __slots__ = ("_blocks", "uniform", "value")
@@ -27,14 +36,15 @@ class SymbolicValue:
         self, value: Value, uniform: tuple[Chain, Term] | None = None, leaves: Sequence[Block] = ()
     ) -> None:
         self.value = value
-        cut = value.kind == "records" or any(leaf.shape and leaf.size for leaf in value.leaves)
-        if uniform is not None and not cut:
+        has_cuts = value.kind == "records" or any(leaf.shape and leaf.size for leaf in value.leaves)
+        if uniform is not None and not has_cuts:
             uniform = ((), uniform[1])
         self.uniform = uniform
         self._blocks: tuple[Block, ...] | None = tuple(leaves) if uniform is None else None
 
     @property
     def blocks(self) -> tuple[Block, ...]:
+        """The block of each leaf. Those of a uniform value are made when they are first used."""
         if self._blocks is None:
             assert self.uniform is not None
             chain, term = self.uniform
@@ -47,7 +57,7 @@ class SymbolicValue:
 
     @property
     def free(self) -> frozenset[Symbol]:
-        """The symbols in its terms."""
+        """The symbols of ranks, rows and shares in its terms."""
         if self.uniform is not None:
             return self.uniform[1].free
         free: set[Symbol] = set()
@@ -65,7 +75,11 @@ class SymbolicValue:
         return all(term is None or term.exact for block in every for _, term in block.slots)
 
     def leaf(self, index: int) -> tuple[Chain, Term]:
-        """The chain of leaf `index`, which is not empty, and the term of all its elements."""
+        """The chain of leaf `index`, which must have elements, and the term of all its elements.
+
+        Raises:
+            InexpressibleError: If its elements do not have one term.
+        """
         single = self.uniform or _single_term(self.value, index, self.blocks[index])
         if single is None:
             path = self.value.leaves[index].path
@@ -73,7 +87,10 @@ class SymbolicValue:
         return single
 
     def like(self, value: Value, function: Callable[[Term, DType], Term]) -> SymbolicValue:
-        """A `value` whose elements are `function` of the term and type of the elements of this one."""
+        """`value`, whose elements are `function` of the terms and types of the elements of this one.
+
+        Both have corresponding leaves; the types are those of this one.
+        """
         dtypes = {leaf.dtype for leaf in self.value.leaves} or {DType.F32}
         if self.uniform is not None:
             chain, term = self.uniform
@@ -87,11 +104,11 @@ class SymbolicValue:
         return uniform_if_whole(value, leaves)
 
     def each(self, value: Value, function: Callable[[Block], Block]) -> SymbolicValue:
-        """A `value` whose leaves are `function` of the blocks of this one."""
+        """`value`, whose leaves are `function` of the blocks of this one."""
         return uniform_if_whole(value, [function(block) for block in self.blocks])
 
     def renamed(self, algebra: Algebra, value: Value, symbols: Symbols) -> SymbolicValue:
-        """`value` with symbols replaced."""
+        """`value`, with the content of this one after a substitution of symbols."""
         if self.uniform is None:
             return self.each(value, lambda block: blocks.renamed(algebra, block, symbols))
         chain, term = self.uniform
@@ -102,11 +119,12 @@ class SymbolicValue:
 
 
 def uniform_if_whole(value: Value, leaves: Sequence[Block]) -> SymbolicValue:
-    """`value` with these blocks, in uniform form if possible."""
+    """`value` with the blocks `leaves`, in uniform form if all consist of one term with the same cuts."""
     return SymbolicValue(value, _uniform(value, leaves), leaves)
 
 
 def _uniform(value: Value, leaves: Sequence[Block]) -> tuple[Chain, Term] | None:
+    """The chain and term of all leaves; None if they differ, or if no leaf has elements."""
     chains: set[Chain] = set()
     terms: set[Term] = set()
     for index, (block, leaf) in enumerate(zip(leaves, value.leaves, strict=True)):
@@ -125,7 +143,10 @@ def _uniform(value: Value, leaves: Sequence[Block]) -> tuple[Chain, Term] | None
 
 
 def _single_term(value: Value, index: int, block: Block) -> tuple[Chain, Term] | None:
-    """The term of all elements of leaf `index`, and its chain, if the block is that leaf as a whole."""
+    """The chain of leaf `index` and the term of its elements, if the block is that leaf as a whole.
+
+    None if it has elements of another leaf, in another order, or with several terms.
+    """
     leaf = value.leaves[index]
     if len(block.runs) != 1 or block.rows:
         return None
@@ -138,7 +159,10 @@ def _single_term(value: Value, index: int, block: Block) -> tuple[Chain, Term] |
 
 
 def leaf_shape(value: Value, index: int, chain: Chain) -> LeafShape:
-    """Leaf `index` of `value` before the cuts of `chain`. Batches are cut into equal parts."""
+    """The shape of leaf `index` of `value` before the cuts of `chain`.
+
+    Values without `whole`, such as batches, are cut into equal parts.
+    """
     if not chain or not value.leaves[index].shape:  # scalars are not cut
         return LeafShape(index, value.leaves[index].size, 1)
     shape = rows_of(value, index, whole=bool(value.whole))
@@ -147,9 +171,9 @@ def leaf_shape(value: Value, index: int, chain: Chain) -> LeafShape:
 
 
 def rows_of(value: Value, index: int, *, whole: bool = False) -> LeafShape:
-    """The rows in which leaf `index` of `value` is cut; single elements for trees.
+    """The rows between which leaf `index` of `value` is cut: single elements for trees and flat buffers.
 
-    With `whole`, this is the leaf before any cut rather than the shard on a rank.
+    With `whole`, this is the leaf before any cut (`Value.whole`) rather than the shard on a rank.
     """
     leaf = (value.whole if whole else value.leaves)[index]
     if value.kind in ("tree", "flat") or not leaf.shape:
@@ -158,9 +182,16 @@ def rows_of(value: Value, index: int, *, whole: bool = False) -> LeafShape:
 
 
 class ElementRun(NamedTuple):
-    """A run of elements of a block: `size` elements of `leaf` from `column` on, in row `chain`.
+    """A run of elements of a block, with the slot that it refers to.
 
-    `at` is the position of the run, in each of `rows`.
+    Attributes:
+        at: The first column of the block.
+        size: The number of elements in each row of the block.
+        leaf: The leaf that the elements belong to, a `LeafShape` or `Frozen`.
+        chain: The cuts that select the part of the leaf.
+        column: The first element in that part.
+        term: The term of the elements.
+        rows: The rows of the block; empty for one row.
     """
 
     at: int
@@ -176,6 +207,7 @@ class ElementRun(NamedTuple):
         return (self.leaf, self.chain, self.column) == (other.leaf, other.chain, other.column)
 
     def argument(self, operand: int, leaf: tuple[int, tuple[int, ...]]) -> Argument:
+        """The run as an argument of a call: of operand `operand`, at the index and shape `leaf`."""
         leaf_key = (*leaf, self.rows)
         return Argument(
             self.term, operand, (leaf_key, self.at, self.leaf), self.chain, self.column, self.size
@@ -183,7 +215,11 @@ class ElementRun(NamedTuple):
 
 
 def place(block: Block, run: ColumnRun, begin: int) -> ElementRun:
-    """The elements of `run` from position `begin` on."""
+    """The elements of `run`, a run of `block`, from column `begin` on.
+
+    Raises:
+        InexpressibleError: If the run is a part of a frozen block.
+    """
     chain, term = block.slots[run.slot]
     if term is None:
         raise InexpressibleError("a part of a buffer is used as a value")
@@ -197,7 +233,7 @@ def whole_runs(block: Block) -> list[ElementRun]:
 
 
 def placed(block: Block) -> Block:
-    """`block`, a leaf, with rows of constant index rewritten as elements of the whole leaf."""
+    """`block`, the content of a leaf, with elements of constant rows as elements of the uncut leaf."""
     if not any(_number(chain) is not None for chain, _ in block.slots):
         return block
     builder = BlockBuilder()
@@ -213,7 +249,7 @@ def placed(block: Block) -> Block:
 
 
 def _number(chain: Chain) -> int | None:
-    """The index of the row that a single cut selects, if it is constant."""
+    """The index of the row that a single cut selects; None if it is not constant, or there are more cuts."""
     if len(chain) != 1 or any(symbol[0] != "at" for _, symbol in chain[0].digits):
         return None
     number = 0
@@ -223,18 +259,22 @@ def _number(chain: Chain) -> int | None:
 
 
 def arguments_of(number: int, operand: SymbolicValue) -> list[Argument]:
-    """All elements of operand `number` of a call."""
+    """All elements of `operand` as arguments of a call, in which it has the index `number`."""
     if operand.uniform is not None and operand.value.kind == "records":  # records of bytes have no leaves
         return [Argument(operand.uniform[1], number, None, operand.uniform[0])]
     return [
-        place.argument(number, (index, leaf.shape))
+        run.argument(number, (index, leaf.shape))
         for index, (block, leaf) in enumerate(zip(operand.blocks, operand.value.leaves, strict=True))
-        for place in whole_runs(block)
+        for run in whole_runs(block)
     ]
 
 
 def scalar_of(operand: SymbolicValue, index: int) -> Term:
-    """The term of a scalar leaf."""
+    """The term of leaf `index`, which is a scalar.
+
+    Raises:
+        InexpressibleError: If it does not hold that scalar as a whole.
+    """
     if operand.uniform is not None:
         return operand.uniform[1]
     block = operand.blocks[index]
@@ -246,4 +286,5 @@ def scalar_of(operand: SymbolicValue, index: int) -> Term:
 
 
 def has_arrays(operand: SymbolicValue) -> bool:
+    """Whether any leaf has a dimension."""
     return any(leaf.shape for leaf in operand.value.leaves)

@@ -1,4 +1,4 @@
-"""Terms as text, for counter-examples."""
+"""Terms, blocks and symbols as English text, for counter-examples of the verifier."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ from commplan.ir.symbolic.symbols import Chain, Symbol
 from commplan.ir.symbolic.terms import Atom, Contribution, Term
 from commplan.ir.symbolic.values import ElementRun, whole_runs
 
-MOST = 4  # the number of contributions, and of arguments, to show
+# The maximum number of contributions of a term, and of arguments of a call, to show.
+MOST = 4
+# The maximum depth of nested calls whose arguments are shown.
+_MOST_NESTED = 2
 
 
 def element_in_words(run: ElementRun | None, other: ElementRun | None) -> str:
-    """The first element of `run`, or zero for None. Its source is shown if `other` has another."""
+    """The first element of a run.
+
+    Args:
+        run: The run; None for columns without one, which are zero.
+        other: The run that it is compared with, or None. The source of the element is shown unless that
+            begins at the same one.
+    """
     if run is None or not run.term.parts:
         return "zero"
     if other is not None and run.same_source(other):
@@ -24,12 +33,13 @@ def element_in_words(run: ElementRun | None, other: ElementRun | None) -> str:
 
 
 def _source(leaf: object, column: int, chain: Chain) -> str:
+    """The place of an element, before moves; the arguments are those of `ElementRun`."""
     container = f"leaf {leaf.number}" if isinstance(leaf, LeafShape) else "a buffer"
     return f"element {column}{_chain(chain)} of {container}"
 
 
 def block_in_words(block: Block) -> str:
-    """The first element of a block, which may have rows of no leaf."""
+    """The first element of a block. Rows that belong to no leaf are shown as `rows of several ranks`."""
     terms = [value for _, value in block.slots if value is not None]
     if not block.rows and len(terms) == len(block.slots):
         return element_in_words(whole_runs(block)[0] if block.runs else None, None)
@@ -44,7 +54,7 @@ def block_in_words(block: Block) -> str:
 
 
 def term_in_words(term: Term, depth: int = 0) -> str:
-    """The sum of the contributions, at most `MOST` of them. `depth` counts the enclosing calls."""
+    """The sum of the contributions, at most `MOST` of them. `depth` counts the enclosing atoms."""
     if not term.parts:
         return "zero"
     contributions = [_contribution(part, depth) for part in term.parts[:MOST]]
@@ -63,6 +73,7 @@ def _contribution(part: Contribution, depth: int) -> str:
 
 
 def _number(number: Fraction) -> str:
+    """A fraction, as a decimal if its denominator has more than six digits."""
     return str(number) if number.denominator < 10**6 else f"{float(number):.6g}"
 
 
@@ -92,7 +103,7 @@ def _atom(atom: Atom, depth: int) -> str:
             return f"`{name_of(content[0]) or content[0]}`" + (f" of {ranks}" if ranks else "")
         case "call":
             name, arguments = content
-            if depth > 2:
+            if depth > _MOST_NESTED:
                 return f"{name}(..)"
             shown = [
                 term_in_words(argument.term, depth + 1) + _chain(argument.chain)
@@ -121,7 +132,10 @@ def _chain(chain: Chain) -> str:
 
 
 def coordinate_in_words(axis: str, symbol: Symbol) -> str:
-    """The rank along `axis`; empty for this rank's own coordinate."""
+    """The rank along `axis` with the coordinate `symbol`; empty for this rank's own.
+
+    For `shared`, it is the shares of the plan; empty if there are none.
+    """
     match symbol[0]:
         case "rank" | "all":
             return "" if symbol[1] == axis else f"the rank along {axis} that this rank is along {symbol[1]}"
