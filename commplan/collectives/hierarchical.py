@@ -286,10 +286,12 @@ class _LevelLayout(NamedTuple):
 
     @property
     def ranks(self) -> int:
+        """The number of ranks."""
         return math.prod(self.sizes)
 
     @property
     def chunks(self) -> int:
+        """The number of chunks."""
         return self.digit.shape[1]
 
     def spread(self, stage: LevelStage, body: ChunkProgram, root: int) -> Iterator[Round]:

@@ -79,7 +79,7 @@ def postcondition(kind: Kind, n: int, chunks: int, root: int = 0, *, few: int | 
         kind: The collective.
         n: The number of ranks.
         chunks: The number of chunks, a multiple of `n` if every rank has a block.
-        root: The root, if `kind` has one; else it is ignored.
+        root: The root; ignored if `kind` has none.
         few: The number of leading chunks that the result covers; None for all.
 
     Raises:

@@ -50,7 +50,7 @@ class Send:
     Attributes:
         src: The sending rank of each transfer.
         dst: The receiving rank.
-        chunk: The first chunk, and the slot in which it is received.
+        chunk: The first chunk, and the slot that receives it.
         count: The number of consecutive chunks, at least 1. A run does not wrap around the end of the buffer.
         reduce: Whether receivers add the chunks to their slots; otherwise they store them.
     """

@@ -180,7 +180,7 @@ def _check_large(name: str, transfers: int) -> None:
 
 
 def _check_name(name: str, valid: Collection[str], code: str, noun: str) -> None:
-    """Raise `code` if `name` is not one of `valid`; `noun` says in the message what it names."""
+    """Raise `code` if `name` is not one of `valid`; `noun` is its role, for the message."""
     if name not in valid:
         fail(code, f"there is no {noun} `{name}`", did_you_mean(name, valid, "known:"))
 
@@ -189,7 +189,7 @@ def scalar_algorithm(algorithm: Algorithm) -> Algorithm:
     """The algorithm that sums scalars for a stage with `algorithm`, such as the scalar leaves of a scatter.
 
     Scalars are not split, so they need an all_reduce. The result is `algorithm` if it, or each of its levels,
-    supports all_reduce; else it is `native`.
+    supports all_reduce. Otherwise it is `native`.
 
     >>> str(scalar_algorithm(Algorithm("ring"))), str(scalar_algorithm(Algorithm("bruck")))
     ('ring', 'native')

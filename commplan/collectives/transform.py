@@ -166,8 +166,8 @@ def from_root(
     Reduce and gather use the paths in reverse; all_reduce is a reduce followed by a broadcast.
 
     Args:
-        broadcast: The rounds in which rank 0 sends chunk 0, the only one, to all `n` ranks.
-        scatter: The rounds in which rank 0 sends chunk r to rank r, for `n` chunks.
+        broadcast: The rounds of a broadcast of chunk 0, the only one, from rank 0 to all `n` ranks.
+        scatter: The rounds of a scatter of `n` chunks from rank 0: chunk r ends on rank r.
     """
 
     def up(n: int) -> Iterator[Round]:

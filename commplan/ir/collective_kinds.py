@@ -47,15 +47,15 @@ NATIVE_KINDS = tuple(kind for kind, each in PROPERTIES.items() if each.is_native
 ROOTED = tuple(kind for kind, each in PROPERTIES.items() if each.has_root)
 TAKES_BLOCKS = tuple(kind for kind, each in PROPERTIES.items() if each.takes_blocks)
 MAKES_BLOCKS = tuple(kind for kind, each in PROPERTIES.items() if each.makes_blocks)
-# Kinds in which the root alone has data before.
+# Kinds that begin with data on the root alone.
 FROM_ROOT = ("broadcast", "scatter")
-# Kinds in which ranks wait for only some of the others.
+# Kinds that let ranks wait for only some of the others.
 TOWARDS_SOME = (*ROOTED, "shift")
 # Kinds whose result is one block, of the sum or of the root's operand.
 SCATTERING = tuple(kind for kind in TAKES_BLOCKS if kind not in MAKES_BLOCKS)
 # Kinds whose result is the concatenation of all operands.
 GATHERING = tuple(kind for kind in MAKES_BLOCKS if kind not in TAKES_BLOCKS)
-# Kinds in which each rank sends a block to each rank.
+# Kinds that send a block from each rank to each rank.
 EXCHANGING = tuple(kind for kind in TAKES_BLOCKS if kind in MAKES_BLOCKS)
-# Kinds in which a block belongs to a rank. Over several axes, blocks are in the order of these axes.
+# Kinds with one block for each rank. Over several axes, blocks are in the order of these axes.
 BLOCKED = (*SCATTERING, *GATHERING)

@@ -49,7 +49,7 @@ class Algorithm(msgspec.Struct, frozen=True, gc=False):
     def levels(self) -> tuple[tuple[str, Algorithm], ...]:
         """The name and the algorithm of each level of `hierarchical(..)`, innermost first.
 
-        A level without an algorithm of its own has `native`. Other algorithms have no levels.
+        A level for which the plan names no algorithm has `native`. Other algorithms have no levels.
         """
         if self.name != "hierarchical":
             return ()
@@ -81,11 +81,11 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         bucket: The maximum bytes of the buffer of a collective. A larger leaf is not divided.
         overlap: The computation that the stage overlaps with: `backward`, or `update` if the compiler chose
             so.
-        wire: The float type in which floats are sent; by default, their own.
-        accumulate: The float type in which floats are added. By default their own, except in means of 16-bit
+        wire: The type of floats when they are sent; by default, their own.
+        accumulate: The type of floats when they are added; by default their own, except in means of 16-bit
             floats (`for_mean`).
         chunk: The bytes of a message; of an exchange, also the maximum bytes of a unit of the state.
-        staleness: The number of updates or requests by which workers may differ (`protocol.sites.Site`).
+        staleness: The number of updates or requests that workers may lag behind (`protocol.sites.Site`).
         on_error: Whether a failing record is an error (`stop`, the default) or is left out (`skip`).
         on_failure: Whether the other processes stop if one that shares input dies.
         cores: The number of threads of a load or host function; by default one for each CPU, at most 8.
@@ -167,7 +167,7 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 def weight_type(weight: DType, dtypes: Collection[DType]) -> DType:
-    """The type in which the weights of a mean are added: f64 for 64-bit weights or leaves of f64, else f32.
+    """The type of the weights of a mean when they are added: f64 for 64-bit weights or f64 leaves, else f32.
 
     Args:
         weight: The type of the weights.

@@ -243,7 +243,7 @@ def topologies_text(
 
     Args:
         first: The first topology; None if there is none.
-        second: The second topology, likewise.
+        second: The second topology; None if there is none.
 
     Returns:
         A text for each, with the beginning of the digest if the names are equal; None if both are the same.

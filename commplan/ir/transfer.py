@@ -125,7 +125,7 @@ class ValueTypes:
             yield "CP0734", f"an axis is named twice: {', '.join(axes)}"
 
     def check_cut(self, ref: Ref, axes: Sequence[str], owners: Sequence[int]) -> Violations:
-        """Check that `ref` can be split along `axes`, of which there must be some (CP0734).
+        """Check that `ref` can be split along `axes`, at least one (CP0734).
 
         If `owners` is not empty, only these ranks along `axes` own a shard. They must exist and be unique
         (CP0735).
@@ -186,7 +186,7 @@ class ValueTypes:
             result: The name of the shard.
             axes: The axes along which it is cut, in a single cut among all their ranks.
             owners: The ranks along `axes` that own a shard; all if it is empty. The result is split if all
-                ranks own a shard, else it is `per` rank.
+                ranks own a shard, and `per` rank otherwise.
         """
         placement = value.placement.without(axes)
         ways = len(owners) or self.ranks(axes)

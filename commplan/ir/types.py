@@ -42,7 +42,7 @@ Printed = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")]
 #
 # The operator of a reduction.
 Operator = Literal["sum", "mean", "max", "min"]
-# The order in which a server serves the workers of an elastic averaging.
+# How a server orders the workers of an elastic averaging.
 ServedMode = Literal["round_robin", "async", "hogwild"]
 # How workers update the center of an elastic averaging: all at once, or one after another on a server.
 ElasticMode = Literal["sync", ServedMode]
@@ -83,6 +83,7 @@ class DType(enum.StrEnum):
 
     @property
     def is_float(self) -> bool:
+        """Whether it is a floating-point type."""
         return self in (DType.F32, DType.BF16, DType.F16, DType.F64)
 
     @property
@@ -92,7 +93,7 @@ class DType(enum.StrEnum):
 
     @property
     def numpy_name(self) -> str:
-        """The NumPy name of the type. `bfloat16` is known to NumPy only with ml_dtypes."""
+        """The NumPy name of the type. NumPy has `bfloat16` only with ml_dtypes."""
         return _NUMPY[self]
 
     @classmethod

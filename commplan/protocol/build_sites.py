@@ -38,7 +38,7 @@ class _SiteBuilder:
     Attributes:
         schedule: The schedule.
         entry: The inputs and states, with their values on entry to a phase.
-        tags: The tags that are not used yet. Messages are numbered in the order in which they are posted.
+        tags: The tags that are not used yet. They increase in the order of posting.
         first: The number of the first server of each server declaration.
         servers: The number of servers of all declarations.
         layouts: The layouts of states so far, by name.
@@ -251,5 +251,5 @@ class _SiteBuilder:
 
 
 def _wire(dtype: DType, wire: DType | None) -> DType:
-    """The type in which values of `dtype` are sent. Only floats are sent in the type `wire`."""
+    """The type of values of `dtype` when they are sent: `wire` for floats, if it is not None."""
     return wire if wire is not None and dtype.is_float else dtype

@@ -12,8 +12,8 @@ arrival to a `Machine`, and carries out the returned effects in order:
 
 Messages of a worker are processed in the order of arrival. The units of a state are served independently. An
 exchange adds terms in rank order, so that sums are bitwise reproducible. `round_robin` serves workers in rank
-order, `async` in the order in which their requests began, and `hogwild` the lowest rank whose request has
-arrived. Updates are elementwise, so the result equals an update of the whole state.
+order, `async` in the order of the first messages of their requests, and `hogwild` the lowest rank whose
+request has arrived. Updates are elementwise, so the result equals an update of the whole state.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Site(msgspec.Struct, frozen=True):
         token: For a put, the buffers that members of a group other than the first send; else empty.
         mode: The mode of an `elastic`; None for other kinds.
         staleness: For an exchange, the number of updates that may be missing in an answer. For an elastic,
-            the number of requests by which a worker may be ahead of the slowest of its group, or None for no
+            the number of requests that a worker may be ahead of the slowest of its group, or None for no
             limit. None for other kinds.
         fn: The update function of an exchange; else empty.
         mean: Whether an exchange averages gradients instead of adding them.
@@ -240,7 +240,7 @@ def sent(site: Site, *, first: bool) -> tuple[Buffer, ...]:
 
 
 def sends(site: Site, *, first: bool) -> tuple[SiteMessage, ...]:
-    """The messages of a request in the order in which they are posted. Arguments are those of `sent`."""
+    """The messages of a request in the order of posting. Arguments are those of `sent`."""
     return tuple(_messages(sent(site, first=first)))
 
 

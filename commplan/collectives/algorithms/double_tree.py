@@ -44,11 +44,11 @@ def _tree(m: int) -> tuple[Ints, Ints]:
 
 
 def _turns(parent: Ints, wait: Ints) -> Ints:
-    """The round [m] in which each place receives from its parent; 0 for the root of the tree.
+    """The round [m] when each place receives from its parent; 0 for the root of the tree.
 
     Args:
         parent: As returned by `_tree`.
-        wait: The rounds [m] by which the parent's message is delayed after the earliest possible round.
+        wait: The delay [m] of the parent's message after the earliest possible round, in rounds.
     """
     turn = np.zeros_like(parent)
     for _ in range(len(parent).bit_length()):

@@ -176,7 +176,7 @@ def total_weight(
         builder: The ops of the phase.
         weight: The weight, a scalar.
         stage: The stage that uses the weight. The sum has its options, except those about types.
-        dtype: The float type in which the weight is sent and added.
+        dtype: The float type of the weight, when it is sent and added.
 
     Returns:
         The references to the converted weight and to its sum.

@@ -23,7 +23,7 @@ class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
         pull: The result: the difference that the worker and the center move by.
         operand: The weights of the worker.
         center: The center.
-        mode: `sync`, or the order in which a server serves the workers.
+        mode: `sync`, or how a server orders the workers.
         eta: The first coefficient, a number or a scalar value.
         rho: The second coefficient, a number or a scalar value.
         axes: The axes of the workers.

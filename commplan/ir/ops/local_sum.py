@@ -17,6 +17,9 @@ class LocalSum(BaseOp, frozen=True, tag="local_sum", gc=False):
     """Sum the `ways` rows of a flat buffer, [ways*k] -> [k], in the operand's dtype.
 
     After an all_to_all of a buffer with a row for each rank, it completes a reduce_scatter.
+
+    Attributes:
+        ways: The number of rows, at least 1.
     """
 
     result: Meaning[Ref]

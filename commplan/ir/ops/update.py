@@ -9,7 +9,12 @@ from commplan.ir.transfer import Results, ValueTypes, Violations, placed
 
 
 class Update(BaseOp, frozen=True, tag="update", gc=False):
-    """`result` = operand + delta for each leaf: the new center."""
+    """Compute `result` = operand + delta for each leaf: the new center.
+
+    Attributes:
+        operand: The center.
+        delta: The sum of the pulls of all workers.
+    """
 
     READS = ("operand", "delta")
 

@@ -45,7 +45,7 @@ class TextError(Exception):
 
 
 def head(value: msgspec.Struct | type[msgspec.Struct]) -> str:
-    """The word for a struct: its tag, or else the name of its class in lower case."""
+    """The word for a struct: its tag, or the name of its class in lower case if it has no tag."""
     tag = value.__struct_config__.tag
     kind = value if isinstance(value, type) else type(value)
     return str(tag) if tag else kind.__name__.lower()

@@ -272,7 +272,7 @@ class Builtin(msgspec.Struct, frozen=True, gc=False):
 
 
 def signature_violation(fn: Any) -> Violation | None:
-    """The first way in which `fn`, a `Fn` or `FnType`, contradicts its `body`; None without a body."""
+    """The first contradiction of `fn`, a `Fn` or `FnType`, with its `body`; None without a body."""
     body: Builtin | None = fn.body
     if body is None or body.violation() is not None:
         return body and body.violation()

@@ -18,7 +18,7 @@ class ElasticStage(BaseStage, frozen=True, tag="elastic"):
         result: The new center.
         operand: The weights of each worker.
         center: The center.
-        mode: `sync`, or the order in which a server serves the workers.
+        mode: `sync`, or how a server orders the workers.
         eta: The first coefficient, a number or a scalar value.
         rho: The second coefficient, a number or a scalar value.
 

@@ -300,7 +300,7 @@ def reducible_dtype(how: str, dtype: DType, subject: str, hints: Hints = NO_HINT
         how: An operator, or `elastic`; the rule holds for anything else.
         dtype: The type of the values.
         subject: The values, in words for messages.
-        hints: The options, of which only `integers` matters.
+        hints: The options; only `integers` matters.
     """
     integers = None if dtype.is_float else hints.integers
     if integers == "first":

@@ -7,8 +7,8 @@ that leads to the row of the leaf; a digit of a row index is a rank's coordinate
 block's own row index. The term is that of the elements. Columns without a run are zero. `leaf` is a leaf of a
 value before any cut (`LeafShape`), or a block (`Frozen`) if a buffer was cut regardless of its content.
 
-For example, on one of 4 ranks along `data`, a buffer of 6 elements holds 4 elements of leaf 0, of which each
-rank has a row, then 2 elements of zero:
+For example, on one of 4 ranks along `data`, a buffer of 6 elements holds this rank's row of leaf 0, which has
+4 elements, then 2 zeros:
 
     rows = (), columns = 6, runs = (at 0, size 4, leaf 0, column 0, slot 0),
     slots = ((cut into 4, row ("rank", "data")), the term of leaf 0)
@@ -419,7 +419,7 @@ def combined(algebra: Algebra, blocks: Sequence[Block], function: Callable[[Sequ
 
 
 def aligned(blocks: Sequence[Block]) -> Iterable[tuple[int, int, list[ColumnRun | None]]]:
-    """Yield the largest ranges of columns in which no block changes its run.
+    """Yield the largest ranges of columns such that no block changes its run within a range.
 
     Yields:
         The first column, the column after the last one, and the run of each block; None for a block without

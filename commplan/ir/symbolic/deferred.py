@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 else:
 
     class _Deferred:
+        """A module of this package that is imported when an attribute of it is first used."""
+
         def __init__(self, module: str) -> None:
             self._module = f"commplan.ir.symbolic.{module}"
 

@@ -117,6 +117,7 @@ class Interpretation:
         self._current[name_of(ref)] = ref
 
     def put(self, ref: Ref, value: SymbolicValue) -> None:
+        """Define `ref` as `value`."""
         self.symbolic[ref] = value
 
     def rename(self, ref: Ref, operand: SymbolicValue, symbols: Symbols) -> None:

@@ -32,7 +32,7 @@ def at(index: int) -> Symbol:
 
 
 class RowCut(NamedTuple):
-    """A cut into equal rows, of which one is selected.
+    """A cut into equal rows, and the selection of one of them.
 
     Attributes:
         ways: The number of rows.

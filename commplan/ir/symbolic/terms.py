@@ -136,6 +136,7 @@ class Term:
         self.skeleton: Term = self
 
     def varies(self, axis: str) -> bool:
+        """Whether it depends on the coordinate of the current rank along `axis`."""
         return rank(axis) in self.free
 
 
@@ -195,6 +196,7 @@ class Algebra:
         return self.single(self.atom("undefined", why))
 
     def single(self, atom: Atom) -> Term:
+        """The term that consists of `atom`."""
         return self.term((Contribution(atom, (), (), Fraction(1)),))
 
     def term(self, parts: Iterable[Contribution]) -> Term:
@@ -268,6 +270,7 @@ class Algebra:
     # Arithmetic
 
     def add(self, terms: Sequence[Term]) -> Term:
+        """The exact sum of `terms`."""
         if len(terms) == 1:
             return terms[0]
         return self.term(part for term in terms for part in term.parts)

@@ -259,7 +259,7 @@ def _number(chain: Chain) -> int | None:
 
 
 def arguments_of(number: int, operand: SymbolicValue) -> list[Argument]:
-    """All elements of `operand` as arguments of a call, in which it has the index `number`."""
+    """All elements of `operand`, the operand of a call with index `number`, as arguments of the call."""
     if operand.uniform is not None and operand.value.kind == "records":  # records of bytes have no leaves
         return [Argument(operand.uniform[1], number, None, operand.uniform[0])]
     return [
