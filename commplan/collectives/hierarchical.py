@@ -78,8 +78,8 @@ class LevelStage(NamedTuple):
         root: The place at this level of the overall root. The ranks of the program are shifted by it even if
             `kind` has no root.
         share: The size of the stage's buffer as a fraction of the overall buffer.
-        fixed: Indices of other levels. Only the groups run whose members have the root's place at all of
-            these levels; if it is empty, all groups run.
+        fixed: Indices of other levels. A group runs only if its members have the root's place at all of these
+            levels. If it is empty, all groups run.
     """
 
     level: int

@@ -189,8 +189,8 @@ def send(
         chunk: The first chunk of each transfer.
         count: The number of consecutive chunks of each transfer.
         reduce: Whether receivers add the chunks instead of storing them.
-        where: A mask, in the broadcast shape, of the transfers to keep; None keeps all. Other elements may
-            be out of range.
+        where: A mask [transfers] of the transfers to keep, in row-major order of the broadcast shape; None
+            keeps all. Transfers that are not kept may have ranks or chunks out of range.
     """
     columns = np.broadcast_arrays(rank, to, chunk, count)
     src, dst, first, many = (np.asarray(column, np.int64).ravel() for column in columns)

@@ -143,15 +143,18 @@ def _owned_rows(algebra: Algebra, blocks: Sequence[Block]) -> Block | None:
     builder = BlockBuilder()
     for runs in zip(*(block.runs for block in blocks), strict=True):
         slots: list[Slot] = [block.slots[run.slot] for block, run in zip(blocks, runs, strict=True)]
+        # Block i must hold row i of the same cut of the same elements, with the same term on its owner.
         single_rank = [pair for pair in (_single_rank_term(term) for _, term in slots) if pair is not None]
         heads = {chain[:-1] for chain, _ in slots}
         numbered = [
             bool(chain) and chain[-1].digits == ((len(blocks), at(number)),)
             for number, (chain, _) in enumerate(slots)
         ]
-        same = len({run[:4] for run in runs}) == len(heads) == len({term for _, term in single_rank}) == 1
-        if not same or not all(numbered) or len(single_rank) < len(slots):
+        terms = {term for _, term in single_rank}
+        are_alike = len({run[:4] for run in runs}) == len(heads) == len(terms) == 1
+        if not are_alike or not all(numbered) or len(single_rank) < len(slots):
             return None
+        # The owners must be ranks along the same axes. The row of the result is the index of the owner.
         conditions = [condition for condition, _ in single_rank]
         if len({tuple(symbol for symbol, _ in each) for each in conditions}) > 1:
             return None
