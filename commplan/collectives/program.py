@@ -37,6 +37,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 # chunks r*c to (r+1)*c - 1. In a swap, these chunks are the block of slot r.
 IN_BLOCKS = (*BLOCKED, "swap")
 
+# Arrays of ranks, chunks or counts, and masks.
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 # `ChunkProgram.targets` of a program that is not a swap.

@@ -102,8 +102,8 @@ def rooted(program: ChunkProgram, root: int) -> ChunkProgram:
 def pipelined(program: ChunkProgram, slices: int) -> ChunkProgram:
     """Cut every chunk into `slices` parts, 1 or more; slice j does round t of `program` in round t + j.
 
-    Chunk k of slice j is chunk `j*chunks + k` of the result if all ranks have the same buffer, and
-    `k*slices + j` if every rank has a block, so that a block remains contiguous.
+    If all ranks have the same buffer, chunk k of slice j is chunk `j*chunks + k` of the result. If every rank
+    has a block, it is chunk `k*slices + j`, so that a block remains contiguous.
     """
     if slices == 1:
         return program

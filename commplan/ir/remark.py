@@ -10,6 +10,7 @@ from commplan.diagnostics import Span
 
 # How processes obtain a loaded value that is the same for all members; see `ir.ops.share.Share`.
 Design = Literal["duplicate", "all_shared", "single_broadcast", "multi_broadcast"]
+# All designs.
 DESIGNS: tuple[Design, ...] = get_args(Design)
 
 

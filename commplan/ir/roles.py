@@ -29,6 +29,7 @@ class Role(enum.Enum):
     PRESENTATION = "places and texts for people, never an identity"
 
 
+# Annotations of fields with their roles: `lane: Cost[str]` is a `str` for type checkers.
 Meaning = Annotated[T, Role.MEANING]
 Structure = Annotated[T, Role.STRUCTURE]
 Execution = Annotated[T, Role.EXECUTION]

@@ -372,8 +372,11 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
     def named(self) -> dict[str, Value]:
         """The values that the program refers to by name.
 
-        A name refers to the last output with this name, or else to the state or input, or else to the last
-        source-only value that a phase takes as an argument.
+        A name refers to the first of these that exists:
+
+        1. the last output with this name,
+        2. the state or input,
+        3. the last source-only value that a phase takes as an argument.
         """
         outputs, arguments = dict[str, Value](), dict[str, Value]()
         for phase in self.phases:

@@ -6,8 +6,9 @@ import heapq
 import itertools
 from collections.abc import Sequence
 
-# The minimum and the maximum bytes of a chunk, unless the plan has a size.
+# The minimum bytes of a chunk, unless the plan has a size.
 LEAST = 4 * 1024
+# The maximum bytes of a chunk, unless the plan has a size.
 MOST = 256 * 1024
 # The desired number of chunks of each owner, so that they stream and balance.
 FOR_EACH = 8

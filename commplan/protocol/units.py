@@ -145,8 +145,8 @@ def layout_auxiliary_state(
         file: The file of the plan, for errors.
 
     Raises:
-        CommplanError: CP0726 for a leaf that is neither a scalar nor part of a whole copy of the weights, or
-            if a copy has several dtypes in one part of the weights.
+        CommplanError: CP0726 for a leaf that is neither a scalar nor part of a whole copy of the weights, and
+            for a copy with several dtypes in one part of the weights.
     """
     # For each copy of the weights, by the prefix of its paths: the index of the leaf of the state for that of
     # each leaf of the weights.

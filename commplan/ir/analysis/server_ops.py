@@ -9,6 +9,7 @@ from commplan.ir.ops import server_operands
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Elastic, Exchange, Get, Op, Put, Value, operands, results
 
+# An op that may use servers. An `Exchange` or `Elastic` uses them only if its states are on servers.
 ServerOp = Exchange | Elastic | Put | Get
 
 

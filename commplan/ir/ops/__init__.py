@@ -29,6 +29,7 @@ from commplan.ir.refs import Ref
 from commplan.ir.transfer import ValueTypes
 from commplan.ir.values import Value
 
+# Any op.
 Op = (
     Read | Map | Share | Pack | Unpack | Cast | Collective | LocalSum | Scale | Slice | Elastic
     | Update | Exchange | Put | Get | Pick | Merge

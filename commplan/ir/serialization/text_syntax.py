@@ -25,6 +25,7 @@ _TOKEN = re.compile(
     rf"|(?P<part>\#\d+\[\d+:\d+\]->\d+)|(?P<number>-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<word>{_WORD})"
     r"|(?P<mark>[][{}()<>=,:;])"
 )
+# A whole text that needs no quotes, unless it is reserved.
 _PLAIN = re.compile(_WORD)
 # Words that stand for other values. A text of this form is quoted.
 _RESERVED = {"none": None, "true": True, "false": False}

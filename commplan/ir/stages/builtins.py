@@ -22,6 +22,7 @@ from commplan.ir.values import Leaf
 if TYPE_CHECKING:
     from fractions import Fraction
 
+# The names of the built-in functions, as in a plan.
 BuiltinName = Literal["zeros", "add", "subtract", "scale", "blend", "sgd", "nesterov", "cast"]
 BUILTIN_NAMES: tuple[BuiltinName, ...] = get_args(BuiltinName)
 # The largest finite number in f32, (2 - 2**-23) * 2**127.
