@@ -25,6 +25,7 @@ from typing import Literal, NamedTuple
 
 from commplan.protocol.sites import LEAVE, Site, Sites
 
+# The actions of the driver; see the module.
 EffectKind = Literal["set", "add", "apply", "pull", "answer", "fail"]
 
 
