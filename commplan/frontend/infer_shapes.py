@@ -49,10 +49,10 @@ def infer(plan: graph.Plan, sizes: Mapping[str, int], shapes: Shapes) -> dict[gr
 
 
 class _Shaper:
-    """The inference of one plan.
+    """The inference of one plan. `whole` must be called for all values before `local`.
 
-    Methods return the leaves of whole values, before any split, and per record for records. None means that
-    they are unknown, and that this is or will be reported.
+    `whole` and the methods that it calls return the leaves of whole values, before any split, and per record
+    for records. None means that they are unknown, and that this is or will be reported.
     """
 
     def __init__(
@@ -67,10 +67,7 @@ class _Shaper:
         self._leaves: dict[graph.Ref, Leaves | None] = {}
 
     def local(self, value: graph.Value) -> Value:
-        """One rank's shard of `value`, whose batch is divided and whose leaves are cut along `split` axes.
-
-        `whole` has been called for `value` before.
-        """
+        """One rank's shard of `value`, whose batch is divided and whose leaves are cut along `split` axes."""
         leaves = self._leaves[value.id] or ()
         placement = value.placement
         ways = [self.sizes[axis] for axis in placement.split]

@@ -189,6 +189,7 @@ def check_leaves(
             if violation is not None:
                 problems.append(violation.diagnostic("CP0429", stage.span, plan.file))
         problems += _idle_options(stage, values, plan.file)
+        # The operand that is reduced or averaged, and the operator. Other stages are done here.
         match stage:
             case graph.Reduce() | graph.Scatter():
                 operand, how = stage.operand, stage.op.name

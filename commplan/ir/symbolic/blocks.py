@@ -288,6 +288,7 @@ def leading(block: Block, counts: Sequence[int]) -> Block:
         return block
     if have[0] % ways or block.rows[0][1] is not None:
         raise InexpressibleError(f"rows of {have} are distributed to {required} ranks")
+    # Digit 0 is split into `parts`: the required counts, and the rows of each rank if there are several.
     remainder = have[0] // ways
     parts = [*required, *([remainder] if remainder > 1 else [])]
     extra = len(parts) - 1
