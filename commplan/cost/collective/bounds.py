@@ -1,8 +1,10 @@
 """Lower bounds on the time of a collective on links with the latency and bandwidth of the topology.
 
-There are two bounds. For each level: the bytes that must leave or enter its members, over all groups, divided
-by the bandwidth of their links, plus the latency of the level. For short messages: the time of the fastest
-broadcast of one word.
+There are two bounds, and `lower_bound` returns the larger one:
+
+- For each level: the bytes that must leave or enter its members, over all groups, divided by the bandwidth of
+  their links, plus the latency of the level.
+- For short messages: the time of the fastest broadcast of one word.
 
 Bytes: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication" (2007), applied to the members
 of each level instead of ranks. Words: Karp, Sahay, Santos and Schauser, "Optimal broadcast and summation in
@@ -19,21 +21,33 @@ import numpy as np
 from commplan.collectives.program import Bools, Ints
 from commplan.cost.network.network import Floats, Layout, Network
 
-PARTNERS = 1024  # the bound on words considers at most this many ranks, and stays a lower bound
+# Ranks. `_words` considers at most this many, to limit its time; for more ranks its result is still a bound.
+PARTNERS = 1024
 
 
 def lower_bound(kind: str, nbytes: float, layout: Layout, network: Network, *, root: int = 0) -> float:
-    """A lower bound in seconds. `nbytes` are those of the whole buffer, as in `collective_time`."""
+    """A lower bound in seconds on the time of a collective, for all algorithms.
+
+    Args:
+        kind: The kind of collective.
+        nbytes: Bytes of the whole buffer, as in `CollectiveQuery`.
+        layout: The groups of ranks, which communicate at the same time.
+        network: The network.
+        root: The index of the root in its group; for a `shift`, the distance to the destination.
+
+    Returns:
+        The bound; 0 for groups of one rank, or if all ranks are at one place.
+    """
     reached = [level for level in range(len(network.levels)) if _spread(layout, network, level)]
     if not reached or layout.ranks == 1:
         return 0.0
     busiest = busiest_bytes(kind, nbytes, layout, network, root=root)
     levels = network.levels
     moved = max(float(busiest[i]) / levels[i].bandwidth + levels[i].latency for i in reached)
-    least = min(levels[level].latency for level in reached)
+    lowest_latency = min(levels[level].latency for level in reached)
     if kind in ("reduce", "gather", "scatter"):  # no word of one rank must reach all ranks
         return moved
-    return max(moved, _words(min(layout.ranks, PARTNERS), network.overhead, least))
+    return max(moved, _words(min(layout.ranks, PARTNERS), network.overhead, lowest_latency))
 
 
 @lru_cache(maxsize=1024)
@@ -43,33 +57,38 @@ def _busiest_unit(kind: str, layout: Layout, network: Network, root: int) -> Flo
 
 
 def busiest_bytes(kind: str, nbytes: float, layout: Layout, network: Network, *, root: int = 0) -> Floats:
-    """A lower bound on the bytes on the busiest link of each level [levels]."""
+    """A lower bound on the bytes on the busiest link of each level [levels], innermost first.
+
+    Counts one direction and the traffic of all groups. The arguments are those of `lower_bound`.
+    """
     return _busiest_unit(kind, layout, network, root) * nbytes
 
 
 @lru_cache(maxsize=1024)
 def _spread(layout: Layout, network: Network, level: int) -> bool:
+    """Whether the first group has ranks in more than one member of `level`."""
     units = network.units(layout.groups[:1], level)
     return bool((units != units[:, :1]).any())
 
 
 def _of_level(kind: str, layout: Layout, network: Network, level: int, root: int) -> float:
-    """The least bytes on the busiest link of a level, for any algorithm, as a multiple of the buffer's."""
+    """A lower bound on the bytes on the busiest link of a level, as a multiple of the buffer's bytes."""
     units = network.units(layout.groups, level)
     groups, ranks = units.shape
-    # Only members in which a group has ranks: most groups have none in most members.
+    # One entry for each pair of a group and a member in which it has ranks. A table of all pairs would be
+    # large, because most groups have no ranks in most members.
     inside = np.sort(units, axis=1)
     begins = np.ones(units.shape, np.bool_)
     begins[:, 1:] = inside[:, 1:] != inside[:, :-1]
     starts = np.flatnonzero(begins)
     rank_count = np.diff(starts, append=units.size)  # the number of ranks of a group in a member
     group, member = starts // ranks, inside.ravel()[starts]
-    spans = np.bincount(group, minlength=groups)
+    spans = np.bincount(group, minlength=groups)  # the number of members in which a group has ranks
     if int(spans.max()) < 2:
         return 0.0
-    wide: Bools = spans[group] > 1
-    outside = np.where(wide, ranks - rank_count, 0)
-    share = 1.0 / ranks
+    wide: Bools = spans[group] > 1  # entries of groups that cross the level
+    outside = np.where(wide, ranks - rank_count, 0)  # ranks of the group in other members
+    share = 1.0 / ranks  # one rank's block
     # The bytes of all members, spread evenly over their links, are a bound, too.
     evenly = float(((spans - 1) * (spans > 1)).sum()) / max(1, np.count_nonzero(np.bincount(member[wide])))
     match kind:
@@ -102,9 +121,14 @@ def _maximum_by_member(member: Ints, amounts: Ints | Bools) -> float:
 
 @lru_cache(maxsize=256)
 def _words(ranks: int, overhead: float, latency: float) -> float:
-    """The time until one rank's word has reached all ranks, if each rank sends one message after another."""
-    if ranks < 2 or overhead * 1000 < latency:
-        return latency if ranks > 1 else 0.0
+    """A lower bound in seconds on a broadcast of one word, if each rank sends one message after another.
+
+    `overhead` and `latency` are seconds: of the processor for each message, and of the fastest level.
+    """
+    if ranks < 2:
+        return 0.0
+    if overhead * 1000 < latency:  # one message to each rank takes little longer than one latency
+        return latency
     informed = [1]  # ranks that receive the word in each tick of one overhead
     delay = math.floor((2 * overhead + latency) / overhead)  # whole ticks, rounded down to stay a lower bound
     total = 1

@@ -1,10 +1,14 @@
 """Predicts the time of a collective with a given algorithm, for passes and `simulate`.
 
-If a calibration contains the same collective with the same placement of the ranks, its curve is used. If it
-contains only messages of the default size, the model provides the ratio for another size. Otherwise the model
-is used: the rounds of the program on the links (`step_model`), stage by stage for hierarchies. `native` is
-NCCL on GPUs for which it is modeled (`nccl`). Elsewhere it is a library that selects the best flat algorithm
-in rank order.
+The model simulates the rounds of the program on the links (`step_model`), stage by stage for hierarchies.
+`native` is NCCL on GPUs for which it is modeled (`nccl`). Elsewhere it is a library that selects the fastest
+flat algorithm in rank order.
+
+With a calibration whose measurements are of the same collective and placement of the ranks:
+
+- If it has a curve of the same algorithm and message size, the time is that of the curve.
+- If it has a curve of the algorithm for unsliced chunks only, the model scales that curve.
+- If it has curves of other algorithms only, the model's time is scaled by the smallest measured error.
 """
 
 from __future__ import annotations
@@ -31,19 +35,24 @@ from commplan.diagnostics import CommplanError
 from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Backend, CollectiveKind, Form
 
-EXACT = 200  # messages; larger programs are predicted step by step
-COMPOSED = 64  # ranks; larger hierarchies are predicted stage by stage
+EXACT = 200  # messages; programs with more are predicted step by step, not message by message
+COMPOSED = 64  # ranks; larger hierarchies are predicted stage by stage, not as one program
 ROUND_BY_ROUND = 512  # ranks; larger groups are predicted with the formulas of the algorithms
 # A factor for chunk programs under JAX on machines without measurements: an assumption for the time between
 # their rounds, which are separate operations of XLA. A program must be faster by this factor to be selected.
 UNMEASURED = 1.25
+# The algorithms from which a library selects, where NCCL is not modeled.
 NATIVE = (
     "ring", "halving_doubling", "recursive_doubling", "bruck", "pairwise", "binomial_tree", "scatter_gather",
 )  # fmt: skip
+# The algorithms in which a rank sends only to its neighbors, for `_by_formula`.
 NEIGHBOURS = ("ring", "chain", "torus")
+# The default form of each backend.
 USUAL_FORM: dict[Backend, Form] = {"jax": "rounds", "mpi": "call"}
 
-Way = Form | Literal["library"]  # a library's own: dataflow with whole messages
+# The form of a chunk program, or `library` for one inside a library: dataflow with unsliced chunks.
+Way = Form | Literal["library"]
+# Kinds of chunk programs, and kinds that only libraries implement.
 CostKind = Kind | CollectiveKind
 
 
@@ -51,11 +60,13 @@ class CollectiveTime(msgspec.Struct, frozen=True):
     """The predicted time of a collective.
 
     Attributes:
-        seconds: The time.
+        seconds: The time; at least `bound`.
         nbytes: For each level, innermost first, its name and the bytes on its busiest link in one direction.
-        level: The level whose links are busy longest.
-        bound: A lower bound in seconds for all algorithms.
-        source: `model`, or `measured` with the date.
+        level: The name of the level whose links are busy longest.
+        bound: A lower bound in seconds for all algorithms. It is reduced to the measured time if that is
+            shorter.
+        source: `model`, `measured` with the date, or `model, scaled to ..` measurements. In predictions of
+            servers also `model, links measured`.
     """
 
     seconds: float
@@ -68,24 +79,26 @@ class CollectiveTime(msgspec.Struct, frozen=True):
     def from_load(
         cls, seconds: float, load: Floats, bound: float, network: Network, source: str
     ) -> CollectiveTime:
-        """Create a time from `load`, the bytes on the busiest link of each level."""
+        """Create a time from `load` [levels], the bytes on the busiest link of each level."""
         level = network.levels[int((load / network.bandwidths).argmax())].name
         return cls(seconds, network.by_level(load), level, bound, source)
 
 
 class CollectiveQuery(NamedTuple):
-    """A collective whose time is asked for.
+    """A collective to predict.
 
     Attributes:
         kind: The kind of collective.
-        layout: The groups of ranks.
-        nbytes: Bytes of the whole buffer: the result of all_reduce, all_gather and broadcast on every rank,
-            or the operand of reduce, reduce_scatter, all_to_all and (on the root) scatter.
+        layout: The groups of ranks, which communicate at the same time.
+        nbytes: Bytes of the whole buffer. This is the result of all_reduce, all_gather and broadcast on every
+            rank and of gather on the root. It is the operand of reduce, reduce_scatter, all_to_all, swap and
+            shift on every rank and of scatter on the root.
         network: The network.
         backend: The backend.
         form: The form; None for the default form of the backend.
-        chunk: Bytes of a message; None for unsliced chunks.
-        root: The index of the root in its group.
+        chunk: Bytes of a message; None for the default: the engine's own message size in the forms `call` and
+            `split`, and whole chunks otherwise.
+        root: The index of the root in its group; for a `shift`, the distance to the destination.
     """
 
     kind: CostKind
@@ -99,10 +112,11 @@ class CollectiveQuery(NamedTuple):
 
     @property
     def way(self) -> Way:
+        """`form`, or the default form of the backend."""
         return self.form or USUAL_FORM[self.backend]
 
 
-_Modelled = tuple[float, Floats]  # seconds, and bytes on the busiest link of each level
+_Modeled = tuple[float, Floats]  # seconds, and bytes on the busiest link of each level
 
 
 def collective_time(
@@ -111,12 +125,14 @@ def collective_time(
     """Predict one collective, with all groups of its layout active at the same time.
 
     Args:
-        algorithm: The algorithm.
+        algorithm: The algorithm: `native`, a flat algorithm, or `hierarchical` with its levels.
         query: The collective.
-        calibration: Measured links and collectives.
+        calibration: Measured collectives; None to use only the model. The costs of links are those of
+            `query.network`.
 
     Returns:
-        The prediction; None if there is no such program.
+        The prediction, which is zero seconds for groups of one rank. None if the algorithm does not implement
+        the collective, or a hierarchy does not fit the layout.
     """
     kind, layout, nbytes, network = query.kind, query.layout, query.nbytes, query.network
     backend, form, chunk, root = query.backend, cast("Form", query.way), query.chunk, query.root
@@ -179,7 +195,10 @@ def _least_ratio(curves: tuple[Curve, ...], query: CollectiveQuery) -> float:
 
 
 def _groups_are_independent(layout: Layout, network: Network) -> bool:
-    """Whether no two groups share a link, so that measurements of one group are valid for all."""
+    """Whether all groups together load the busiest links no more than the first group alone.
+
+    Measurements of one group are then valid for all of them.
+    """
     if len(layout.groups) == 1:
         return True
     first = Layout(layout.groups[:1])
@@ -187,7 +206,7 @@ def _groups_are_independent(layout: Layout, network: Network) -> bool:
     return bool(np.allclose(shared, single))
 
 
-def _model(algorithm: Algorithm, query: CollectiveQuery) -> _Modelled | None:
+def _model(algorithm: Algorithm, query: CollectiveQuery) -> _Modeled | None:
     """Predict the time of an algorithm by a model; None if it does not implement the collective."""
     if query.kind not in KINDS:
         return _of_library(query)
@@ -211,18 +230,19 @@ def _model(algorithm: Algorithm, query: CollectiveQuery) -> _Modelled | None:
 
 
 def _nccl(kind: Kind, query: CollectiveQuery) -> tuple[NcclChoice, Floats] | None:
-    """The choice of NCCL, if it is the library and it is modeled."""
+    """NCCL's choice and its bytes by level; None if the library is not NCCL, or NCCL is not modeled."""
     return nccl.choose(kind, query.nbytes, query.layout, query.network) if query.backend == "jax" else None
 
 
-def _native(kind: Kind, query: CollectiveQuery) -> _Modelled | None:
+def _native(kind: Kind, query: CollectiveQuery) -> _Modeled | None:
+    """Predict the library's own collective; None if no algorithm of `NATIVE` supports `kind`."""
     chosen = _nccl(kind, query)
     if chosen is not None:
         return chosen[0].seconds(query.nbytes), chosen[1]
     return min(_library(kind, query).values(), key=lambda each: each[0], default=None)
 
 
-def _library(kind: Kind, query: CollectiveQuery) -> dict[str, _Modelled]:
+def _library(kind: Kind, query: CollectiveQuery) -> dict[str, _Modeled]:
     """The predictions of all algorithms that a library may select."""
     library = query._replace(form="library", chunk=None)
     return {name: _flat(name, kind, library) for name in NATIVE if registry.supports(name, kind)}
@@ -232,9 +252,9 @@ def _library(kind: Kind, query: CollectiveQuery) -> dict[str, _Modelled]:
 def library_algorithm(
     kind: Kind, layout: Layout, nbytes: float, network: Network, root: int = 0, backend: Backend = "jax"
 ) -> str:
-    """The algorithm that `native` is predicted as, such as `nccl ring` for NCCL.
+    """The algorithm that `native` is predicted as: `nccl ring` for NCCL, `ring` for other libraries.
 
-    `nbytes` are those of the whole buffer, as in `collective_time`.
+    `nbytes` and `root` are those of `CollectiveQuery`.
     """
     query = CollectiveQuery(kind, layout, nbytes, network, backend, "library", root=root)
     chosen = _nccl(kind, query)
@@ -244,7 +264,8 @@ def library_algorithm(
     return min(predicted, key=lambda name: predicted[name][0])
 
 
-def _flat(name: str, kind: Kind, query: CollectiveQuery) -> _Modelled:
+def _flat(name: str, kind: Kind, query: CollectiveQuery) -> _Modeled:
+    """Predict a flat algorithm, which must support `kind`."""
     if query.layout.ranks > ROUND_BY_ROUND:
         seconds, load = _by_formula(name, kind, query)
     else:
@@ -253,7 +274,8 @@ def _flat(name: str, kind: Kind, query: CollectiveQuery) -> _Modelled:
     return seconds * (UNMEASURED if is_guess else 1), load
 
 
-def _dataflow(pattern: Pattern, query: CollectiveQuery) -> _Modelled:
+def _dataflow(pattern: Pattern, query: CollectiveQuery) -> _Modeled:
+    """Predict one program by simulation: message by message for few messages, else step by step."""
     network, form, chunk = query.network, query.way, query.chunk
     of_chunk = query.nbytes / pattern.chunks
     if form in ("call", "split"):  # the engine slices every message, and pieces proceed independently
@@ -272,7 +294,8 @@ def least_seconds(
 ) -> float:
     """A lower bound on the seconds of program `name`, from the bytes on its busiest link.
 
-    `nbytes` are those of the whole buffer.
+    It is 0 for one rank and for more than `ROUND_BY_ROUND` ranks. `nbytes` and `root` are those of
+    `CollectiveQuery`.
     """
     if not 1 < layout.ranks <= ROUND_BY_ROUND:
         return 0.0
@@ -282,19 +305,19 @@ def least_seconds(
 
 @lru_cache(maxsize=1024)
 def pattern_of(name: str, kind: Kind, root: int, layout: Layout, network: Network) -> Pattern:
-    """The pattern of a program on a layout; cached."""
+    """The traffic of a flat program on a layout; cached."""
     return lay_out(registry.program(name, kind, layout.ranks, root=root), layout, network)
 
 
-_formula = lru_cache(maxsize=256)(registry.formula)
-split_of = lru_cache(maxsize=256)(split)
+_formula = lru_cache(maxsize=256)(registry.formula)  # cached: a search tries the same programs many times
+split_of = lru_cache(maxsize=256)(split)  # cached for the same reason
 
 
 @lru_cache(maxsize=256)
 def stages_of(
     algorithm: Algorithm, kind: Kind, layout: Layout, network: Network, root: int
 ) -> tuple[PlacedStage, ...] | None:
-    """The stages of a hierarchy; None if it has none on this layout."""
+    """The stages of a hierarchy; None if it does not fit the layout or a level does not support its stage."""
     parts = split_of(algorithm, layout, network)
     return None if parts is None else stages(parts, kind, root)
 
@@ -303,14 +326,26 @@ def stages_of(
 def composed(
     levels: tuple[tuple[str, int], ...], kind: Kind, root: int, layout: Layout, network: Network
 ) -> Pattern:
-    """A hierarchy as one program. Raises CP0739 if a level does not support its part."""
+    """The traffic of a hierarchy as one program.
+
+    Args:
+        levels: The algorithm and the number of ranks of each level, innermost first.
+        kind: The kind of collective.
+        root: The index of the root in its group.
+        layout: The ranks in the order of `registry.hierarchical`.
+        network: The network.
+
+    Raises:
+        CommplanError: CP0739 if a level does not support its stage, or is `native`.
+    """
     return lay_out(registry.hierarchical(levels, kind, root=root), layout, network)
 
 
-def _by_formula(name: str, kind: Kind, query: CollectiveQuery) -> _Modelled:
-    """The time from the number of rounds and the bytes of the busiest rank.
+def _by_formula(name: str, kind: Kind, query: CollectiveQuery) -> _Modeled:
+    """Predict an algorithm from its number of rounds and the bytes of its busiest rank.
 
-    Rounds are to a neighbor, or to a rank half of the ranks away.
+    All rounds are assumed to have the same distance: 1 for algorithms of `NEIGHBOURS`, and half of the ranks
+    for others.
     """
     layout, network = query.layout, query.network
     rounds, share = _formula(name, kind, layout.ranks)
@@ -324,9 +359,10 @@ def _by_formula(name: str, kind: Kind, query: CollectiveQuery) -> _Modelled:
 
 @lru_cache(maxsize=256)
 def _shift_load(layout: Layout, network: Network, distance: int) -> tuple[Floats, float]:
-    """The load if every rank sends one message to the rank `distance` further.
+    """The traffic if every rank sends one message to the rank `distance` places further.
 
-    Returns the messages on the busiest link of each level, and the mean latency.
+    Returns:
+        The number of messages on the busiest link of each level [levels], and the mean latency in seconds.
     """
     destination = np.roll(layout.groups, -distance, axis=1)
     load = np.zeros(len(network.levels))
@@ -341,11 +377,10 @@ def _shift_load(layout: Layout, network: Network, distance: int) -> tuple[Floats
     return load, float(latency.mean())
 
 
-def _of_library(query: CollectiveQuery) -> _Modelled:
-    """A collective that only libraries implement.
+def _of_library(query: CollectiveQuery) -> _Modeled:
+    """Predict a collective that only libraries implement: `all_to_all` or `shift`.
 
-    Every rank sends to all others, or to one, at the same time; links are busy from the first to the last
-    byte.
+    All ranks send at the same time, to all others or to one. Links are busy from the first to the last byte.
     """
     layout, network = query.layout, query.network
     load = busiest_bytes(query.kind, query.nbytes, layout, network, root=query.root)
@@ -356,8 +391,11 @@ def _of_library(query: CollectiveQuery) -> _Modelled:
     return network.call + messages * network.overhead + latency + network.overhead + busy, load
 
 
-def _model_stages(stages: tuple[PlacedStage, ...], query: CollectiveQuery) -> _Modelled | None:
-    """The stages of a hierarchy one after the other; if they are calls, slices overlap."""
+def _model_stages(stages: tuple[PlacedStage, ...], query: CollectiveQuery) -> _Modeled | None:
+    """Predict the stages of a hierarchy one after the other; None if one of them cannot be predicted.
+
+    In forms other than `rounds`, the slices of a sliced buffer overlap.
+    """
     network = query.network
     modeled = [_of_stage(stage, query) for stage in stages]
     complete = [each for each in modeled if each is not None]
@@ -376,6 +414,7 @@ def _model_stages(stages: tuple[PlacedStage, ...], query: CollectiveQuery) -> _M
     return min(sequential, fill + busy * (1 - 1 / parts)), total
 
 
-def _of_stage(stage: PlacedStage, query: CollectiveQuery) -> _Modelled | None:
+def _of_stage(stage: PlacedStage, query: CollectiveQuery) -> _Modeled | None:
+    """Predict one stage of a hierarchy with the buffer, form and message size of `query`."""
     stage_query = query._replace(kind=stage.kind, layout=stage.layout, root=stage.root)
     return _model(stage.algorithm, stage_query._replace(nbytes=query.nbytes * stage.share))

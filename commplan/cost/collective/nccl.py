@@ -18,23 +18,27 @@ from commplan.cost.collective.nccl_model import GPUS, NcclChoice, NcclGroup, cho
 from commplan.cost.network.network import Floats, Layout, Network
 from commplan.ir.collective_kinds import NATIVE_KINDS, ROOTED
 
-COLLECTIVES = (*NATIVE_KINDS, "reduce")
-NVLINK_REACHED = 0.8  # of the data sheet: channels of 20 GB/s on links of 25, 360 GB/s on 450
-NETWORK_REACHED = 0.96  # channels of 24 GB/s on network cards of 25, of 48 on 50
-NETWORK_LATENCY = 6e-6  # seconds; latency of a level of the topology that NCCL's own latencies include
+COLLECTIVES = (*NATIVE_KINDS, "reduce")  # the kinds for which NCCL is modeled
+# The fractions of the bandwidth on the data sheet that NCCL's channels reach.
+NVLINK_REACHED = 0.8  # 20 GB/s of 25, and 360 GB/s of 450
+NETWORK_REACHED = 0.96  # 24 GB/s of 25, and 48 GB/s of 50
+# Seconds of the latency of a topology's level that NCCL's own latencies already include.
+NETWORK_LATENCY = 6e-6
 
 
 def choose(kind: str, nbytes: float, layout: Layout, network: Network) -> tuple[NcclChoice, Floats] | None:
-    """The fastest choice of NCCL, and the bytes on the busiest link of each level [levels].
+    """The algorithm and protocol that NCCL selects, and the bytes on the busiest link of each level.
 
     Args:
         kind: The kind of collective.
-        nbytes: Bytes of the whole buffer, as in `collective_time`.
-        layout: The groups of ranks, with equally many ranks on each node.
-        network: The network of a topology that names its devices.
+        nbytes: Bytes of the whole buffer, as in `CollectiveQuery`.
+        layout: The groups of ranks.
+        network: The network.
 
     Returns:
-        The choice; None if NCCL is not modeled for the collective, the ranks or the devices.
+        The fastest estimate, and the bytes [levels]. None if NCCL is not modeled: for a kind that is not in
+        `COLLECTIVES`, a topology without GPUs of `GPUS`, a single rank, or nodes with different numbers of
+        ranks.
     """
     group = _group(layout, network) if kind in COLLECTIVES else None
     if group is None:
@@ -46,7 +50,17 @@ def choose(kind: str, nbytes: float, layout: Layout, network: Network) -> tuple[
 def link_loads(
     kind: str, algorithm: str, layout: Layout, network: Network
 ) -> Iterator[tuple[Floats, Floats]]:
-    """For each level, the part of the buffer that leaves and enters each member on its link."""
+    """Yield the traffic of each level, innermost first, as multiples of the buffer's bytes.
+
+    Args:
+        kind: One of `COLLECTIVES`.
+        algorithm: The `algorithm` of an `NcclChoice`.
+        layout: The groups of ranks.
+        network: The network.
+
+    Yields:
+        The traffic that leaves and that enters each member on its link, [members] each.
+    """
     shares = _shares(kind, algorithm, layout, network)
     for (up, down), share in zip(_hops(layout, network), shares, strict=True):
         yield up * share, down * share
@@ -54,9 +68,9 @@ def link_loads(
 
 @lru_cache(maxsize=1024)
 def _group(layout: Layout, network: Network) -> NcclGroup | None:
-    """The GPUs of a communicator as NCCL sees them.
+    """The ranks as arguments of NCCL's estimates.
 
-    None without GPUs, or if nodes have different numbers of ranks.
+    None without known GPUs, for a single rank, or if nodes have different numbers of ranks.
     """
     gpu, per_host = GPUS.get(network.topology.devices or ""), network.topology.host_places
     if gpu is None or layout.ranks == 1:
@@ -90,15 +104,21 @@ def _group(layout: Layout, network: Network) -> NcclGroup | None:
 
 @lru_cache(maxsize=1024)
 def _crossings(layout: Layout, network: Network) -> Floats:
-    """Hops of all groups' rings over the busiest link of each level [levels]."""
+    """The number of hops over the busiest link of each level [levels], in the rings of all groups."""
     return np.array([max(up.max(), down.max()) for up, down in _hops(layout, network)], np.float64)
 
 
 @lru_cache(maxsize=64)
 def _hops(layout: Layout, network: Network) -> tuple[tuple[Ints, Ints], ...]:
-    """For each level, the hops of all rings that leave and enter each member; rings visit node by node."""
+    """For each level, the number of hops that leave and that enter each member, [members] each.
+
+    Counts the rings of all groups. A ring visits all ranks of a node before the next node, in the order of
+    the first rank of each node.
+    """
     groups = layout.groups
     node = groups // network.topology.host_places
+    # Sort the ranks of each group by node. Then give each rank the position of the first rank of its node,
+    # and sort the ranks by these positions.
     by_node = np.argsort(node, axis=1, kind="stable")
     ordered: Ints = np.take_along_axis(node, by_node, axis=1)
     begins = np.zeros(node.shape, np.int64)
@@ -120,10 +140,10 @@ def _hops(layout: Layout, network: Network) -> tuple[tuple[Ints, Ints], ...]:
 
 @lru_cache(maxsize=1024)
 def _shares(kind: str, algorithm: str, layout: Layout, network: Network) -> Floats:
-    """For each level, the part of the buffer that a link carries per hop of a ring over it [levels].
+    """The part of the buffer that a link carries per hop of a ring over it, for each level [levels].
 
-    A ring sends all parts but one, twice for a sum. A switch that adds receives and sends each byte once. The
-    two trees between nodes carry half of the buffer each, in both directions.
+    A ring sends all blocks but one, and twice as many in an all-reduce. A switch that adds receives and sends
+    each byte once. The two trees between nodes carry half of the buffer each, in both directions.
     """
     ring = 1.0 if kind in ROOTED else (layout.ranks - 1) / layout.ranks
     ring *= 2 if kind == "all_reduce" else 1

@@ -26,38 +26,55 @@ import numpy as np
 
 from commplan.ir.collective_kinds import BLOCKED, ROOTED
 
+# The order of protocols in the tables below.
 PROTOCOLS = ("ll", "ll128", "simple")
-NVLS_EFFICIENCY = 0.85
+NVLS_EFFICIENCY = 0.85  # fraction of the speed of a head that NVLS reaches
 NVLS_CHUNK = 16 * 128 * 1024  # bytes per head: 16 channels with chunks of 128 KiB
 TREE_CHUNK = 512 * 1024  # bytes per channel
 
-# Microseconds by protocol: start, hop over NVLink, hop over the network.
+# Microseconds by algorithm, then by protocol.
 _START = {"tree": (6.8, 14.0, 8.4), "ring": (6.6, 14.0, 8.4)}
 _NVLINK_HOP = {"tree": (0.6, 1.25, 4.0), "ring": (0.6, 1.9, 3.4)}
 _NETWORK_HOP = {"tree": (5.0, 8.5, 14.0), "ring": (2.7, 4.0, 14.0)}
-_NVLS_HOP, _NVLS_NETWORK_HOP = 25.0, 20.9
-_PAT_START, _PAT_RANK, _PAT_HOPS = 8.0, 2.8, 3.5
 _POST = (1.0, 1.0, 3.0)  # posting to the network card, in each step of a ring between nodes
-_PLATEAU = 1.4  # factor for the latency of rings that send whole chunks between nodes
+# Microseconds.
+_NVLS_HOP = 25.0  # inside a node
+_NVLS_NETWORK_HOP = 20.9  # between nodes
+_PAT_START = 8.0
+_PAT_RANK = 2.8  # per rank
+# Factors.
+_PAT_OVERLAP = 3.5  # divides the latency of the hops of PAT, which overlap
+_PLATEAU = 1.4  # multiplies the latency of rings that send whole chunks between nodes
+_LL128_TREE_INSIDE = 7 / 9  # fraction of a tree's bandwidth that LL128 reaches inside a node
+_LL128_TREE_BETWEEN = 120 / 128  # the same between nodes: 120 of 128 bytes of a line are data
+_LL_TREE = 3.8  # divides the bandwidth of a tree for LL
+_BUS_EFFICIENCY = 0.92  # fraction of the bandwidth that trees, and rings with LL128, reach
+_PAT_EFFICIENCY = 0.75  # the same for PAT
+
 _LL_BETWEEN = (39.0, 39.0, 20.4)  # GB/s of LL on 1, 2 and more nodes
 
-# The fraction of its bandwidth that a tree reaches, for sizes from 64 bytes in powers of two.
+# The fraction of its bandwidth that a tree reaches, by protocol, for sizes from 64 bytes in powers of two.
 _TREE = {
     "ll": "1 1 1 1 .9 .8 .7 .7 .7 .7 .6 .5 .4 .4 .5 .6 .7 .8 .9 1 1 1 1 1",
     "ll128": "1 1 1 1 1 .9 .8 .8 .8 .7 .6 .6 .6 .6 .6 .6 .8 .9 .9 .9 .9 1 1 1",
     "simple": ".9 .9 .9 .9 .9 .9 .9 .8 .7 .6 .6 .5 .5 .5 .5 .6 .7 .8 .7 .7 .8 .9 .9 1",
 }
 _TREE_CORRECTION = {name: tuple(map(float, row.split())) for name, row in _TREE.items()}
-_SIZES = tuple(range(24))
+_SIZES = tuple(range(24))  # base-2 logarithms of the sizes in units of 64 bytes
 
 
 class Gpu(NamedTuple):
-    """A kind of GPU; rates in GB/s.
+    """The maximum rates of a kind of GPU, in GB/s.
+
+    Triples are for groups on 1, on 2 and on more nodes.
 
     Attributes:
-        ll: LL inside a node.
-        ring_ll128, tree, tree_ll128, nvls_tree: A channel on 1, 2 and more nodes.
-        nvls: The possible speeds of a head of NVLS; empty for GPUs without NVLS.
+        ll: All channels with protocol LL, inside a node.
+        ring_ll128: One channel of a ring with LL128.
+        tree: One channel of a tree with any protocol.
+        tree_ll128: One channel of a tree with LL128.
+        nvls_tree: One head of an NVLS tree; zeros for GPUs without NVLS.
+        nvls: The possible speeds of a head of NVLS, in descending order; empty for GPUs without NVLS.
     """
 
     ll: float
@@ -73,6 +90,7 @@ _HOPPER = Gpu(
     (60.0, 50.0, 40.0, 30.0, 24.0, 20.0, 15.0, 12.0, 11.0, 6.0, 3.0),
 )  # fmt: skip
 _AMPERE = Gpu(87.7, (20.0, 20.0, 20.0), (24.0, 23.6, 17.8), (20.0, 20.0, 20.0))
+# By the name of the device in a topology, one of `commplan.topology.DEVICES`.
 GPUS = {"a100": _AMPERE, "h100": _HOPPER, "h200": _HOPPER}
 
 
@@ -83,9 +101,9 @@ class NcclGroup(NamedTuple):
         gpu: The kind of GPU.
         ranks: The number of ranks.
         nodes: The number of nodes.
-        inside: GB/s of a rank over NVLink.
-        between: GB/s of the ranks of a node over the network.
-        delay: Microseconds that a message between nodes takes longer than over InfiniBand.
+        inside: GB/s of a rank over NVLink; infinite if no node has two ranks.
+        between: GB/s of all ranks of a node together over the network; infinite on one node.
+        delay: Microseconds that a message between nodes takes longer than over InfiniBand; at least 0.
     """
 
     gpu: Gpu
@@ -97,6 +115,7 @@ class NcclGroup(NamedTuple):
 
     @property
     def per_node(self) -> int:
+        """The number of ranks on each node."""
         return self.ranks // self.nodes
 
     @property
@@ -115,19 +134,22 @@ class NcclGroup(NamedTuple):
         return self.inside if self.nodes == 1 else min(self.inside, self.between)
 
     def hop(self, latency: float, protocol: str) -> float:
-        """Microseconds of a hop between nodes; Simple also waits for a flag."""
+        """Microseconds of a hop between nodes, which takes `latency` over InfiniBand.
+
+        With Simple the receiver also waits for a flag, which is a second message.
+        """
         return latency + self.delay * (2 if protocol == "simple" else 1)
 
 
 class NcclChoice(NamedTuple):
-    """One algorithm and protocol for one size.
+    """The estimate for one algorithm and protocol, at one size of the buffer.
 
     Attributes:
-        algorithm: The algorithm.
-        protocol: The protocol.
+        algorithm: `ring`, `tree`, `nvls`, `nvls_tree` or `pat`.
+        protocol: One of `PROTOCOLS`.
         latency: Seconds.
         bandwidth: Bytes of the whole buffer per second.
-        fill: Bytes that fill the pipeline first.
+        fill: Bytes that fill the pipeline first; 0 if it needs no filling.
     """
 
     algorithm: str
@@ -137,11 +159,18 @@ class NcclChoice(NamedTuple):
     fill: float
 
     def seconds(self, nbytes: float) -> float:
+        """The time of a buffer of `nbytes`, which should be near the size of the estimate."""
         return self.latency + (nbytes + self.fill) / self.bandwidth
 
 
 def choices(kind: str, nbytes: float, group: NcclGroup) -> Iterator[NcclChoice]:
-    """NCCL's options for `kind` on a buffer of `nbytes`."""
+    """Yield an estimate for each algorithm and protocol that NCCL has for the collective.
+
+    Args:
+        kind: One of `commplan.cost.collective.nccl.COLLECTIVES`.
+        nbytes: Bytes of the whole buffer, as in `CollectiveQuery`.
+        group: The ranks, at least two.
+    """
     for index, protocol in enumerate(PROTOCOLS):
         yield _ring(kind, nbytes, group, protocol, index)
         if kind == "all_reduce":
@@ -162,19 +191,19 @@ def _choice(algorithm: str, protocol: str, latency: float, rate: float, fill: fl
 
 
 def _ring(kind: str, nbytes: float, group: NcclGroup, protocol: str, index: int) -> NcclChoice:
-    """The time of the ring algorithm with one protocol."""
+    """A ring with `protocol`, whose position in `PROTOCOLS` is `index`."""
     ranks, nodes, bus = group.ranks, group.nodes, group.ring
     if protocol == "ll":
         bus = min(group.gpu.ll if nodes == 1 else _LL_BETWEEN[group.column], bus / 2)
     elif protocol == "ll128":
-        bus = min(0.92 * bus, group.channels * group.gpu.ring_ll128[group.column])
+        bus = min(_BUS_EFFICIENCY * bus, group.channels * group.gpu.ring_ll128[group.column])
     passes = 2 if kind == "all_reduce" else 1
     steps, crossing = passes * (ranks - 1), passes * (nodes - 1)
     inside = _NVLINK_HOP["ring"][index] if nodes == 1 else max(_NVLINK_HOP["ring"][index], _POST[index])
     # With one rank per node nothing hides the latency of the network.
     between = _NETWORK_HOP["tree" if group.per_node == 1 else "ring"][index]
     latency = _START["ring"][index] + (steps - crossing) * inside + crossing * group.hop(between, protocol)
-    has_whole_chunks = nbytes >= 64 * 2 * group.channels * ranks
+    has_whole_chunks = nbytes >= 64 * 2 * group.channels * ranks  # NCCL's own condition
     if protocol == "simple" and kind == "all_reduce" and nodes > 1 and has_whole_chunks:
         latency *= _PLATEAU
     share = 1.0 if kind in ROOTED else steps / ranks
@@ -182,15 +211,19 @@ def _ring(kind: str, nbytes: float, group: NcclGroup, protocol: str, index: int)
 
 
 def _tree(nbytes: float, group: NcclGroup, protocol: str, index: int) -> NcclChoice:
-    """A chain inside each node and two trees between nodes, each for half of the buffer."""
+    """A chain inside each node and two trees between nodes, each for half of the buffer.
+
+    The position of `protocol` in `PROTOCOLS` is `index`.
+    """
     nodes, gpu, column = group.nodes, group.gpu, group.column
     # On two nodes a byte crosses the network once and NVLink twice.
     bus = min(group.inside, 2 * group.between) if nodes == 2 else group.ring
-    bus = min(0.92 * bus, group.channels * gpu.tree[column])
+    bus = min(_BUS_EFFICIENCY * bus, group.channels * gpu.tree[column])
     if protocol == "ll":
-        bus = min(bus / 3.8, gpu.ll if nodes == 1 else _LL_BETWEEN[column])
+        bus = min(bus / _LL_TREE, gpu.ll if nodes == 1 else _LL_BETWEEN[column])
     elif protocol == "ll128":
-        bus = min(bus * (7 / 9 if nodes == 1 else 120 / 128), group.channels * gpu.tree_ll128[column])
+        fraction = _LL128_TREE_INSIDE if nodes == 1 else _LL128_TREE_BETWEEN
+        bus = min(bus * fraction, group.channels * gpu.tree_ll128[column])
     levels = int(math.log2(nodes))
     between = levels * group.hop(_NETWORK_HOP["tree"][index], protocol)
     latency = _START["tree"][index] + 2 * ((group.per_node - 1) * _NVLINK_HOP["tree"][index] + between)
@@ -202,19 +235,20 @@ def _tree(nbytes: float, group: NcclGroup, protocol: str, index: int) -> NcclCho
 
 def _pat(group: NcclGroup) -> NcclChoice:
     """Parallel aggregated trees of one rank per node."""
-    hops = int(math.log2(group.nodes)) * group.hop(_NETWORK_HOP["tree"][2], "simple") / _PAT_HOPS
-    return _choice("pat", "simple", _PAT_START + hops + _PAT_RANK * group.ranks, 0.75 * group.ring)
+    hops = int(math.log2(group.nodes)) * group.hop(_NETWORK_HOP["tree"][2], "simple") / _PAT_OVERLAP
+    rate = _PAT_EFFICIENCY * group.ring
+    return _choice("pat", "simple", _PAT_START + hops + _PAT_RANK * group.ranks, rate)
 
 
 def _nvls(kind: str, nbytes: float, group: NcclGroup) -> NcclChoice:
-    """The switch of the node adds and multicasts."""
+    """Sums and multicasts in the switch of a single node."""
     ranks = group.ranks
     share = ranks / (ranks - 1) if kind == "all_reduce" else (ranks - 1) / ranks
     return _choice("nvls", "simple", _NVLS_HOP, ranks * _head(group) * share, _nvls_fill(nbytes, group))
 
 
 def _nvls_tree(nbytes: float, group: NcclGroup) -> NcclChoice:
-    """The switch of each node adds, and two trees connect the nodes."""
+    """An all-reduce that adds in the switch of each node, with two trees between the nodes."""
     nodes, heads, ranks = group.nodes, group.per_node, group.ranks
     network = group.between / heads * (2 if nodes == 2 else 1)
     bus = heads * min(2 * _head(group), network, group.gpu.nvls_tree[group.column])
@@ -223,7 +257,7 @@ def _nvls_tree(nbytes: float, group: NcclGroup) -> NcclChoice:
 
 
 def _head(group: NcclGroup) -> float:
-    """GB/s of one head, a rank that receives its part of the node's sums."""
+    """GB/s of one head: a rank that receives its part of the node's sums."""
     heads = group.per_node
     speeds = group.gpu.nvls
     speed = next((speed for speed in speeds if speed * heads <= group.inside), group.inside / heads)
@@ -231,4 +265,5 @@ def _head(group: NcclGroup) -> float:
 
 
 def _nvls_fill(nbytes: float, group: NcclGroup) -> float:
+    """Bytes of the first chunk of all channels."""
     return min(nbytes, group.per_node * NVLS_CHUNK)

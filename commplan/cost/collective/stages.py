@@ -1,4 +1,8 @@
-"""A hierarchical collective on a layout: the ranks by level, and the collective of each stage."""
+"""A hierarchical collective on a layout: the ranks by level, and the collective of each stage.
+
+`split` finds the levels of an algorithm on a layout, and `stages` the collectives of the levels in the order
+in which they run. `cost` predicts each of them.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +24,14 @@ from commplan.ir.plan import Algorithm
 
 @dataclass(frozen=True)
 class PlacedStage:
-    """A collective of one level.
+    """A collective of one level of a hierarchy.
 
-    `share` is the ratio of the whole buffer of one of its groups to that of the hierarchy.
+    Attributes:
+        kind: The kind of collective.
+        algorithm: The algorithm, which is not hierarchical.
+        layout: The groups of ranks.
+        share: The ratio of the whole buffer of one of its groups to that of the hierarchy.
+        root: The index of the root in its group.
     """
 
     kind: Kind
@@ -33,7 +42,7 @@ class PlacedStage:
 
 
 class ByLevel:
-    """The ranks of a layout by level, for any algorithms of the levels.
+    """The ranks of a layout by level, shared by all hierarchies with the same levels.
 
     Attributes:
         sizes: The number of ranks at each level, innermost first.
@@ -53,29 +62,42 @@ class ByLevel:
         """The groups of ranks that differ only at `level`.
 
         Returns the same object for the same arguments, because candidates differ in algorithms and not in
-        groups. `fixed` has levels at which only the ranks at one index take part, with this index.
+        groups.
+
+        Args:
+            level: The number of the level, 0 for the innermost.
+            fixed: Pairs of another level and an index: only ranks at this index of that level take part.
         """
         layout = self._members.get((level, fixed))
         if layout is None:
             groups = self.places
-            for other, place in fixed:
-                groups = np.take(groups, [place], axis=groups.ndim - 1 - other)
+            for fixed_level, index in fixed:
+                groups = np.take(groups, [index], axis=groups.ndim - 1 - fixed_level)
             groups = np.moveaxis(groups, groups.ndim - 1 - level, -1).reshape(-1, self.sizes[level])
             layout = self._members[level, fixed] = Layout(np.ascontiguousarray(groups))
         return layout
 
 
 class Split(NamedTuple):
-    """A hierarchy on a layout; `levels` are algorithm and size, innermost first."""
+    """A hierarchy on a layout.
+
+    Attributes:
+        levels: The name of the algorithm and the number of ranks of each level, innermost first.
+        ranks: The ranks by level.
+    """
 
     levels: tuple[tuple[str, int], ...]
     ranks: ByLevel
 
 
 def split(algorithm: Algorithm, layout: Layout, network: Network) -> Split | None:
-    """The levels of `hierarchical(..)`: axes of the layout, or levels of the topology that its groups span.
+    """Split a layout into the levels of a `hierarchical(..)` algorithm.
 
-    None if the keys are neither, or if the groups do not fill the levels evenly.
+    The keys of the algorithm are all axes of the layout, or levels of the topology from the innermost to the
+    outermost.
+
+    Returns:
+        The hierarchy. None if the keys are neither, or if the groups do not fill the levels evenly.
     """
     ranks = _by_level(tuple(key for key, _ in algorithm.levels), layout, network)
     if ranks is None:
@@ -86,6 +108,7 @@ def split(algorithm: Algorithm, layout: Layout, network: Network) -> Split | Non
 
 @lru_cache(maxsize=64)
 def _by_level(keys: tuple[str, ...], layout: Layout, network: Network) -> ByLevel | None:
+    """The ranks by the levels `keys`, innermost first; cached, because all candidates use the same object."""
     index_of = {axis.name: index for index, axis in enumerate(layout.axes)}
     if layout.axes and sorted(keys) == sorted(index_of):
         shape = [axis.size for axis in layout.axes]
@@ -99,7 +122,11 @@ def _by_level(keys: tuple[str, ...], layout: Layout, network: Network) -> ByLeve
 
 
 def _spans(keys: Sequence[str], layout: Layout, network: Network) -> list[int] | None:
-    """For each level in `keys`, its members of a group within one member of the next; innermost first."""
+    """The size of each level in `keys`: how many of its members a group has in one member of the next level.
+
+    None if `keys` are not levels of the network in ascending order, or if the sizes do not multiply to the
+    number of ranks. Considers only the first group.
+    """
     names = [level.name for level in network.levels]
     if not keys or any(key not in names for key in keys):
         return None
@@ -113,15 +140,18 @@ def _spans(keys: Sequence[str], layout: Layout, network: Network) -> list[int] |
 
 
 def stages(parts: Split, kind: Kind, root: int) -> tuple[PlacedStage, ...] | None:
-    """The stages in the order of `registry.stages`; None if a level does not support its part."""
+    """The stages in the order of `registry.stages`; None if a level does not support its stage.
+
+    `root` is the index of the root in a group of the whole hierarchy.
+    """
     sizes = [size for _, size in parts.levels]
     try:
-        plan = registry.stages(parts.levels, kind, root=root)
+        level_stages = registry.stages(parts.levels, kind, root=root)
     except CommplanError:
         return None
     root_place = coordinates(root, reversed(range(len(sizes))), dict(enumerate(sizes)))
     result: list[PlacedStage] = []
-    for stage in plan:
+    for stage in level_stages:
         # At other levels, only the ranks at the root's index take part.
         layout = parts.ranks.members(stage.level, tuple((level, root_place[level]) for level in stage.fixed))
         algorithm, share = Algorithm(stage.algorithm), float(stage.share)

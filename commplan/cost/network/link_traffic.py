@@ -17,20 +17,24 @@ from commplan.cost.network.network import Floats, Layout, Network
 
 @dataclass(frozen=True, eq=False)
 class Lanes:
-    """The links of the transfers of one round, shared by all rounds with the same partners and sizes.
+    """The links of the messages of one round, shared by all rounds with the same partners and sizes.
+
+    In shapes, t is the number of messages of the round between ranks of the first group, and l the number of
+    links that they use. The two directions of a link count as two links.
 
     Attributes:
         level: The outermost level that each message crosses, -1 between ranks of one place; [t].
-        link: The links of each message, as indices into `used`, or len(used) if there is none; [t, 2 *
-            levels].
-        used: The links of the round, over the whole machine: twice the index of the link, plus the direction;
-            [l].
+        link: The links of each message, as indices into `used`: for each level, the sender's up link and the
+            receiver's down link. len(used) if the message does not use the link; [t, 2 * levels].
+        used: The links of the round in ascending order, as indices into `Pattern.level_of`; [l]. While
+            `lay_out` runs, they are numbers over the whole machine, as in `_first_links`.
         load: Chunks on each link, of all groups; [l].
         per_level: The largest load at each level; [levels].
-        most: The largest number of chunks of one message at each level; [levels].
-        even: Whether every rank sends and receives one message, and all used links of a level have equal
-            loads.
-        alike: Whether, in addition, all messages cross the same level.
+        most: The largest number of chunks of a message whose outermost level is this; 0 if there is none;
+            [levels].
+        even: Whether every rank sends one message and receives one, all of the same size, and all used links
+            of a level have equal loads.
+        alike: Whether, in addition, all messages have the same outermost level.
     """
 
     level: Ints
@@ -45,11 +49,21 @@ class Lanes:
 
 @dataclass(frozen=True, eq=False)
 class RoundTraffic:
-    """One round: its messages between the ranks of the first group.
+    """One round: its t messages between the ranks of the first group.
 
-    A message from `src` to `dst` [t] contains `size` chunks [t], of which `reduced` are added. `takes` and
-    `gives` are the indices that are read and written in a flat [ranks * chunks] array, in the order of
-    messages. `message` is the message of each index, and `begins` [t] the first index of each message.
+    All chunks from one rank to another are one message. Messages are sorted by sender, then by receiver. A
+    slot is an index into a flat [ranks * chunks] array; c is the number of chunks of all messages.
+
+    Attributes:
+        src: The sender of each message, as a rank of the group; [t].
+        dst: The receiver of each message; [t].
+        size: The number of chunks of each message; [t].
+        reduced: The number of these chunks that the receiver adds to its own; [t].
+        takes: The slots that are read, in the order of messages; [c].
+        gives: The slots that are written, in the order of messages; [c].
+        message: The message of each entry of `takes` and `gives`; [c].
+        begins: The first entry of each message in `takes` and `gives`; [t].
+        lanes: The links of the messages.
     """
 
     src: Ints
@@ -64,7 +78,7 @@ class RoundTraffic:
 
     @cached_property
     def users(self) -> tuple[Ints, Ints]:
-        """The messages of each link of the round, link by link, and the offset of each link."""
+        """The messages that use each link of the round, link by link, and the offset of each link [l]."""
         link = self.lanes.link
         message = np.repeat(np.arange(len(link)), link.shape[1])
         flat = link.ravel()
@@ -76,7 +90,7 @@ class RoundTraffic:
 
     @cached_property
     def columns(self) -> tuple[Ints, ...]:
-        """The columns of `Lanes.link` that contain a link."""
+        """The columns of `Lanes.link` in which some message has a link; [t] each."""
         has_link = (self.lanes.link < len(self.lanes.used)).any(axis=0)
         return tuple(self.lanes.link[:, index].copy() for index in np.flatnonzero(has_link))
 
@@ -93,7 +107,6 @@ class RoundTraffic:
     @cached_property
     def turn(self) -> Floats:
         """The position of each message among those of its sender, from 1; [t]."""
-        # Messages are sorted by sender.
         begins = np.searchsorted(self.src, self.src)
         return np.arange(1.0, len(self.src) + 1) - begins
 
@@ -103,11 +116,11 @@ class Pattern:
     """A program on a layout.
 
     Attributes:
-        ranks: The number of ranks.
-        chunks: The number of chunks.
-        steps: The rounds.
-        level_of: The level of each link that the first group uses, in the order of `Lanes.used`; [links].
-        load: Chunks on the busiest link of each level, over the whole program.
+        ranks: The number of ranks of a group.
+        chunks: The number of chunks of the whole buffer.
+        steps: The rounds that contain messages.
+        level_of: The level of each link that the first group uses in some round; [links].
+        load: Chunks on the busiest link of each level, over the whole program and all groups; [levels].
         is_single_group: Whether there is only one group.
     """
 
@@ -120,12 +133,12 @@ class Pattern:
 
     @cached_property
     def even(self) -> bool:
-        """Whether in every round all links of a level have equal loads."""
+        """Whether `Lanes.even` holds in every round."""
         return all(step.lanes.even for step in self.steps)
 
     @cached_property
     def alike(self) -> bool:
-        """Whether all ranks do the same in every round, so that one represents all."""
+        """Whether `Lanes.alike` holds in every round. One rank then represents all."""
         return all(step.lanes.alike for step in self.steps)
 
 
@@ -133,6 +146,7 @@ def lay_out(program: ChunkProgram, layout: Layout, network: Network) -> Pattern:
     """The pattern of `program`, with rank r of group g at place `layout.groups[g, r]`."""
     first = _first_links(network)
     lanes_by_key: dict[tuple[bytes, ...], Lanes] = {}
+    # First, links are numbered over the whole machine. Then they are renumbered, because few are used.
     mapped = [
         step
         for round_ in program.rounds
@@ -154,11 +168,16 @@ def lay_out(program: ChunkProgram, layout: Layout, network: Network) -> Pattern:
 
 
 def _key(src: Ints, dst: Ints, size: Ints) -> tuple[bytes, ...]:
+    """A dictionary key of rounds that share `Lanes`."""
     return src.tobytes(), dst.tobytes(), size.tobytes()
 
 
 def _first_links(network: Network) -> Ints:
-    """The number of the first link of each level, and of all links. Each member has two."""
+    """The number of the first link of each level, then the number of all links; [levels + 1].
+
+    The up link of member m of a level has the number of the level's first link plus 2 m. Its down link has
+    the next number.
+    """
     members = [2 * (network.places // stride) for stride in network.strides]
     return np.concatenate([[0], np.cumsum(members)]).astype(np.int64)
 
@@ -179,6 +198,7 @@ def _step(
         np.concatenate([getattr(part, name) for part in parts]) for name in ("src", "dst", "chunk", "count")
     )
     added = np.concatenate([part.count * part.reduce for part in parts])
+    # Transfers between the same two ranks become one message.
     pair, pair_index = np.unique(src * layout.ranks + dst, return_inverse=True)
     order = np.argsort(pair_index, kind="stable")
     pair_index, chunk, count = pair_index[order], chunk[order], count[order]
@@ -210,7 +230,7 @@ def _runs(start: Ints, count: Ints) -> Ints:
 
 
 def _lanes(src: Ints, dst: Ints, size: Floats, layout: Layout, network: Network, first: Ints) -> Lanes:
-    """The links that each transfer uses, and their loads."""
+    """The links that each message uses, and their loads. `size` is in chunks, `first` is `_first_links`."""
     levels = len(network.levels)
     total = np.zeros(int(first[-1]))
     level = np.full(len(src), -1, np.int64)
@@ -241,9 +261,11 @@ def _lanes(src: Ints, dst: Ints, size: Floats, layout: Layout, network: Network,
 
 @lru_cache(maxsize=1024)
 def _units_on_shared_links(layout: Layout, network: Network, level: int) -> tuple[Ints, int]:
-    """The members of `level` with ranks, for the groups that share links with the first [g, n], and a factor.
+    """The groups that share links of `level` with the first group, and a factor for their loads.
 
-    If all of these groups are in the same members: those of the first only, and the number of groups.
+    Returns:
+        The member of each rank [groups, ranks], and the factor 1. If all of these groups are in the same
+        members, it returns only the first group, and the number of groups as the factor.
     """
     units = network.units(layout.groups, level)
     same: Bools = np.all(units == units[0], axis=1)

@@ -1,8 +1,8 @@
 """Simulates a program message by message, with max-min fair rates on every link.
 
-The exact version of `step_model`: the rules of issue are the same, but links are not simplified. Messages
-between two ranks are sequential. All others in flight share their links max-min fairly, until one ends. Some
-dozens of messages take a millisecond; the time grows faster than their number.
+This is the exact version of `step_model`, with the same rules for when a message is issued. Messages from one
+rank to another are sequential. All others in flight share their links max-min fairly, until one ends. A
+simulation of some dozens of messages takes a millisecond, and its time grows faster than their number.
 """
 
 from __future__ import annotations
@@ -26,51 +26,58 @@ class _Message:
     src: int
     dst: int
     nbytes: float
-    links: tuple[int, ...]
+    links: tuple[int, ...]  # indices into `Pattern.level_of`; empty within one place
     after: float  # seconds from its last byte to usable data
-    waits: int = 0  # number of messages that must arrive before
-    frees: list[int] = field(default_factory=list[int])
+    waits: int = 0  # number of messages that must arrive before it is issued
+    frees: list[int] = field(default_factory=list[int])  # the messages that wait for its arrival
 
 
 def seconds(pattern: Pattern, network: Network, chunk: float, slices: int) -> float:
-    """The time until the last rank is done.
+    """The time until the last rank is done, without `Network.call`; 0 for a program without messages.
 
-    Other groups than the first are ignored, so the layout should have one group.
+    Only the first group is simulated, so the layout should have one group.
 
     Args:
         pattern: The program on the network.
         network: The network.
         chunk: Bytes of one chunk, all slices together.
-        slices: The number of slices.
+        slices: The number of slices, at least 1.
     """
     messages = _messages(pattern, network, chunk / slices, slices)
     return _Flight(messages, pattern, network).run() if messages else 0.0
 
 
 def _messages(pattern: Pattern, network: Network, piece: float, slices: int) -> list[_Message]:
-    """All messages in the order in which they are issued, with their dependencies."""
+    """All messages in the order in which they are issued, with their dependencies.
+
+    Slice j of the program issues round t at step t + j. A message waits for all earlier messages of its slice
+    that write a slot that it reads.
+    """
     messages: list[_Message] = []
+    # By slice and slot: the messages that write it.
     writers: list[dict[int, list[int]]] = [{} for _ in range(slices)]
-    last = len(pattern.steps)
-    for step in range(last + slices - 1):
-        for index in range(max(0, step - last + 1), min(step + 1, slices)):
-            batch = pattern.steps[step - index]
+    round_count = len(pattern.steps)
+    for step in range(round_count + slices - 1):
+        for index in range(max(0, step - round_count + 1), min(step + 1, slices)):
+            traffic = pattern.steps[step - index]
             slots, begin = writers[index], len(messages)
-            for t in range(len(batch.src)):
-                level, used = int(batch.lanes.level[t]), batch.lanes.used
-                links = tuple(int(used[x]) for x in batch.lanes.link[t] if x < len(used))
+            for t in range(len(traffic.src)):
+                level, used = int(traffic.lanes.level[t]), traffic.lanes.used
+                links = tuple(int(used[x]) for x in traffic.lanes.link[t] if x < len(used))
                 latency = network.levels[level].latency if level >= 0 else 0.0
-                after = latency + network.overhead + float(batch.reduced[t]) * piece * network.gamma
+                after = latency + network.overhead + float(traffic.reduced[t]) * piece * network.gamma
                 message = _Message(
-                    int(batch.src[t]), int(batch.dst[t]), float(batch.size[t]) * piece, links, after
+                    int(traffic.src[t]), int(traffic.dst[t]), float(traffic.size[t]) * piece, links, after
                 )
-                needs = {before for slot in _slots(batch.takes, batch, t) for before in slots.get(slot, ())}
+                reads = _slots(traffic.takes, traffic, t)
+                needs = {before for slot in reads for before in slots.get(slot, ())}
                 message.waits = len(needs)
                 messages.append(message)
                 for before in needs:
                     messages[before].frees.append(len(messages) - 1)
-            for t in range(len(batch.src)):
-                for slot in _slots(batch.gives, batch, t):
+            # After the loop above: messages of one round do not wait for each other.
+            for t in range(len(traffic.src)):
+                for slot in _slots(traffic.gives, traffic, t):
                     slots.setdefault(slot, []).append(begin + t)
     return messages
 
@@ -79,7 +86,13 @@ def _messages(pattern: Pattern, network: Network, piece: float, slices: int) -> 
 def _fair_rates(
     links: tuple[tuple[int, ...], ...], capacity: tuple[float, ...], gamma: float
 ) -> tuple[float, ...]:
-    """Bytes per second of messages on these links. Cached, since the same combinations recur."""
+    """Bytes per second of concurrent messages; cached, because the same combinations recur.
+
+    Args:
+        links: The links of each message, as indices into `capacity`.
+        capacity: Bytes per second of each link.
+        gamma: Seconds per byte of a message without links.
+    """
     use = np.zeros((len(links), len(capacity)))
     maximum = np.full(len(links), np.inf)
     for row, used in enumerate(links):
@@ -90,26 +103,31 @@ def _fair_rates(
     return tuple(rates)
 
 
-def _slots(indices: Ints, step: RoundTraffic, message: int) -> list[int]:
-    return [int(slot) for slot in indices[step.message == message]]
+def _slots(indices: Ints, traffic: RoundTraffic, message: int) -> list[int]:
+    """The part of `indices`, which are `takes` or `gives` of `traffic`, that belongs to one message."""
+    return [int(slot) for slot in indices[traffic.message == message]]
 
 
 class _Flight:
-    """The messages in flight."""
+    """A simulation of messages: those in flight, those not yet issued, and the next events."""
 
     def __init__(self, messages: list[_Message], pattern: Pattern, network: Network) -> None:
         self.messages, self.network = messages, network
         self.capacity = tuple(network.bandwidths[pattern.level_of].tolist())
-        self.turn: list[list[int]] = [[] for _ in range(pattern.ranks)]  # not yet issued, the next one last
+        # By rank: its messages that are not yet issued, the next one last.
+        self.turn: list[list[int]] = [[] for _ in range(pattern.ranks)]
         for index in reversed(range(len(messages))):
             self.turn[messages[index].src].append(index)
-        self.queue: dict[tuple[int, int], list[int]] = {}  # issued, the first one is in flight
-        self.remaining = [message.nbytes for message in messages]
-        self.events: list[tuple[float, int, int]] = []  # time, kind (0: issued, 1: arrived), message
-        self.cpu = [0.0] * pattern.ranks
-        self.now = self.end = 0.0
+        # By sender and receiver: the issued messages; the first one is in flight.
+        self.queue: dict[tuple[int, int], list[int]] = {}
+        self.remaining = [message.nbytes for message in messages]  # bytes of each message not yet sent
+        self.events: list[tuple[float, int, int]] = []  # a heap: time, kind (0 issued, 1 arrived), message
+        self.cpu = [0.0] * pattern.ranks  # when the processor of each rank is free
+        self.now = 0.0
+        self.end = 0.0  # the last arrival so far
 
     def run(self) -> float:
+        """Simulate all messages, and return the time of the last arrival."""
         for rank in range(len(self.turn)):
             self._issue(rank)
         while self.events or self.queue:
@@ -124,7 +142,7 @@ class _Flight:
             heapq.heappush(self.events, (self.cpu[rank], 0, index))
 
     def _advance(self) -> None:
-        """Advance to the next event: the end of a transfer, or an arrival."""
+        """Advance to the next event: a message is issued, has been sent, or arrives."""
         active = [queue[0] for queue in self.queue.values()]
         rates = self._rates(active)
         ends = [self.now + self.remaining[i] / rate for i, rate in zip(active, rates, strict=True)]
@@ -145,10 +163,12 @@ class _Flight:
                 self.queue.setdefault((message.src, message.dst), []).append(i)
 
     def _rates(self, active: list[int]) -> tuple[float, ...]:
+        """Bytes per second of each message of `active`."""
         links = tuple(self.messages[i].links for i in active)
         return _fair_rates(links, self.capacity, self.network.gamma) if active else ()
 
     def _finish_send(self, i: int) -> None:
+        """Remove message `i` from its queue. The next one for the same receiver is then in flight."""
         message = self.messages[i]
         pair = (message.src, message.dst)
         self.queue[pair].pop(0)
@@ -158,9 +178,9 @@ class _Flight:
 
     def _arrive(self, i: int) -> None:
         self.end = max(self.end, self.now)
-        for other in self.messages[i].frees:
-            self.messages[other].waits -= 1
-            self._issue(self.messages[other].src)
+        for waiting in self.messages[i].frees:
+            self.messages[waiting].waits -= 1
+            self._issue(self.messages[waiting].src)
 
 
 def max_min(use: Floats, capacity: Floats, maximum: Floats) -> Floats:
@@ -173,6 +193,9 @@ def max_min(use: Floats, capacity: Floats, maximum: Floats) -> Floats:
         use: The load of each flow on each link at rate 1; 0 if it does not use the link; [f, l].
         capacity: The capacity of each link, positive; [l].
         maximum: The maximum rate of each flow; may be infinite for flows that use a link; [f].
+
+    Returns:
+        The rate of each flow [f], in the unit of `capacity`.
     """
     flows = len(maximum)
     rate = np.zeros(flows)

@@ -1,9 +1,10 @@
 """The network model: links of a topology, costs of messages and calls, and places of ranks.
 
 A topology is a tree of levels. Each member of a level has one full-duplex link to the switch of its level: a
-GPU to that of its node, a node to that of its pod. A transfer between two places crosses the outermost level
-on which they differ. It uses the up links of the source's members up to that level, and the down links of the
-destination's, and has the latency of that level. Members of level 0 are the places themselves.
+GPU to that of its node, a node to that of its pod. Members of level 0 are the places, on which ranks run.
+
+A transfer between two places crosses the outermost level on which they differ, and has its latency. It uses
+the up links of the source's members up to that level, and the down links of the destination's.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from commplan.topology import Level, Topology
 Floats = npt.NDArray[np.float64]
 
 # Assumptions without measurements.
-OVERHEAD = 0.1  # of the innermost latency: CPU time per message at each end
+OVERHEAD = 0.1  # fraction of the innermost latency: CPU time per message at each end
+CALL = 5e-6  # seconds per call into the backend, if the topology does not specify it
+GAMMA = 1 / 20e9  # seconds per reduced byte, unless a quarter of a byte's time in memory is shorter
+
 LISTED = 64  # ranks; the shape of a larger layout has a digest instead of places
-CALL = 5e-6  # seconds per call into the backend
-GAMMA = 1 / 20e9  # seconds per reduced byte; at most a quarter of a byte's time on the innermost link
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Network:
         overhead: CPU seconds per message, at each end.
         gamma: Seconds per reduced byte.
         call: Seconds of one call into the backend.
-        round: Seconds of each operation after the first, if every round is an operation.
+        round: Seconds of each round in the form `rounds`, in which every round is an operation.
         measured: Whether the costs are from a calibration.
     """
 
@@ -59,7 +61,13 @@ class Network:
 
     @classmethod
     def for_topology(cls, topology: Topology, calibration: Calibration | None = None) -> Network:
-        """The network of a topology, with the costs of a calibration or the defaults of this module."""
+        """The network of a topology.
+
+        Args:
+            topology: The topology.
+            calibration: The source of all costs except those of levels that it does not contain. None for the
+                costs in the topology and, if it lacks them, the assumptions of this module.
+        """
         first = topology.levels[0]
         gamma = min(GAMMA, 1 / (4 * (topology.memory or first.bandwidth)))
         if calibration is None:
@@ -93,11 +101,12 @@ class Network:
         return np.array([level.bandwidth for level in self.levels])
 
     def by_level(self, loads: Floats) -> tuple[tuple[str, float], ...]:
-        """`loads` [levels] with the names of the levels."""
+        """Pairs of the name of a level and its entry of `loads` [levels], innermost first."""
         return tuple((level.name, float(load)) for level, load in zip(self.levels, loads, strict=True))
 
     @property
     def places(self) -> int:
+        """The number of places of the machine."""
         return self.topology.places
 
     def adds_in_switch(self, level: int) -> bool:
@@ -106,18 +115,18 @@ class Network:
         return topology.devices in ("h100", "h200") and self.strides[level] < topology.host_places
 
     def units(self, places: Ints, level: int) -> Ints:
-        """The member of `level` that contains each place, numbered over the whole machine."""
+        """The member of `level` that contains each place, numbered over the whole machine; any shape."""
         return places // self.strides[level]
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The places of the ranks of a collective.
+    """The places of the ranks of a collective. Layouts with equal places and axes are equal.
 
     Attributes:
-        groups: The place of each rank [g, n], for the g groups that run the collective at the same time, one
-            for each position along the other axes.
-        axes: The axes of the collective, if it comes from a plan.
+        groups: The place of each rank [g, n], for the g groups of n ranks that run the collective at the same
+            time. There is one group for each position along the other axes.
+        axes: The axes of the collective, the first axis major; empty if it does not come from a plan.
     """
 
     groups: Ints
@@ -125,11 +134,12 @@ class Layout:
 
     @property
     def ranks(self) -> int:
+        """The number of ranks of each group."""
         return int(self.groups.shape[1])
 
     @cached_property
     def key(self) -> str:
-        """Equal for layouts with the same places."""
+        """The shape and a digest of `groups`. It is equal for layouts with the same places."""
         shape = "x".join(map(str, self.groups.shape))
         return f"{shape}:{hashlib.sha256(np.ascontiguousarray(self.groups).tobytes()).hexdigest()}"
 
@@ -150,10 +160,11 @@ def one_group(places: Sequence[int] | Ints) -> Layout:
 
 
 def places_of(network: Network, axes: Sequence[Axis]) -> Ints:
-    """The place of each rank of a mesh, row-major over `axes`, the last axis innermost.
+    """The place of each rank of a mesh [ranks], row-major over `axes`, the last axis innermost.
 
     Raises:
-        CommplanError: CP0750 if an axis is on no level of the network.
+        CommplanError: CP0750 if an axis has a level that the network lacks, or more than one rank and no
+            level.
     """
     total = np.zeros(1, np.int64)
     for part in _offsets(network, axes):
@@ -162,9 +173,12 @@ def places_of(network: Network, axes: Sequence[Axis]) -> Ints:
 
 
 def layout_over(axes: Sequence[Axis], over: Sequence[str], places: Ints) -> Layout:
-    """The groups of a collective over `over`. `places` are those of the mesh of `axes`, row-major.
+    """The groups of a collective over some axes of a mesh.
 
-    Ranks of a group are counted row-major over `over`, the first axis major.
+    Args:
+        axes: The axes of the mesh.
+        over: The names of the axes of the collective. Ranks of a group are counted row-major over them.
+        places: The place of each rank of the mesh, row-major over `axes`.
     """
     names = [axis.name for axis in axes]
     inside = [names.index(name) for name in over]
@@ -175,7 +189,10 @@ def layout_over(axes: Sequence[Axis], over: Sequence[str], places: Ints) -> Layo
 
 
 def _offsets(network: Network, axes: Sequence[Axis]) -> list[Ints]:
-    """For each axis, the offset in the place for each position. The last axis of a level is innermost."""
+    """For each axis, the offset that each position adds to the place [size].
+
+    If several axes are mapped to one level, the last one is innermost.
+    """
     stride_of = {level.name: stride for level, stride in zip(network.levels, network.strides, strict=True)}
     offsets: list[Ints] = []
     for axis in reversed(axes):
@@ -207,7 +224,8 @@ def shape_of(layout: Layout, network: Network) -> str:
     """The placement of the first group, such as `host 0 1 2 3` or `rack/host 0/0 0/1 1/2 1/3`.
 
     Only levels on which ranks differ are included, outermost first. Members are numbered in rank order, so
-    the placement does not depend on the names of places.
+    the placement does not depend on the numbers of places. For more than `LISTED` ranks, the list of members
+    is replaced by the number of ranks and a digest. Calibrations use this text as the key of a curve.
     """
     columns: list[Ints] = []
     names: list[str] = []

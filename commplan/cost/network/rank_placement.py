@@ -16,16 +16,17 @@ from commplan.topology import Topology
 
 
 def spread_as(axes: tuple[Axis, ...], topology: Topology, places: Sequence[int]) -> tuple[Axis, ...] | None:
-    """`axes` with levels that place every rank as in `places`; None if there are none.
+    """Find levels of the axes that place every rank as in `places`, up to an offset of all places.
 
     Args:
-        axes: The axes.
+        axes: The axes of a schedule. Server axes are returned without levels.
         topology: The topology.
-        places: The place of each rank, row-major over the axes.
+        places: The place of each rank, row-major over the axes of the mesh.
 
     Returns:
-        The axes. The levels of an axis are in index order, the fastest first: eight ranks on two racks are
-        host x 4, rack x 2 if four neighbors share a rack, and rack x 2, host x 4 if they alternate.
+        The axes with their levels. The levels of an axis are in index order, the fastest first: eight ranks
+        on two racks are host x 4, rack x 2 if four neighbors share a rack, and rack x 2, host x 4 if they
+        alternate. None if no levels place the ranks so, or if the number of places is not that of the ranks.
     """
     mesh_axes = [axis for axis in axes if axis.kind is not AxisKind.SERVER]
     sizes = [axis.size for axis in mesh_axes]
@@ -46,9 +47,17 @@ def spread_as(axes: tuple[Axis, ...], topology: Topology, places: Sequence[int])
 
 
 def _digits(places_along: list[int], topology: Topology) -> tuple[Spread, ...] | None:
-    """How the places in `places_along` count through the levels, the fastest first."""
+    """The levels of one axis, the fastest first, like the digits of its index in a mixed radix.
+
+    Args:
+        places_along: The place of each position along the axis, at position 0 of all others.
+        topology: The topology.
+
+    Returns:
+        The levels and their counts. None if the places are not of this form.
+    """
     spreads: list[Spread] = []
-    step = 1
+    step = 1  # the number of positions that the levels found so far cover
     while step < len(places_along):
         change = _difference(places_along[0], places_along[step], topology)
         if list(change.values()) != [1]:
@@ -67,7 +76,7 @@ def _digits(places_along: list[int], topology: Topology) -> tuple[Spread, ...] |
 
 
 def _difference(start: int, end: int, topology: Topology) -> dict[str, int]:
-    """The difference of the indices at each level where they differ."""
+    """By level: the difference of the indices of two places, for the levels at which they differ."""
     sizes = {level.name: level.count for level in topology.levels}
     first, second = (coordinates(place, reversed(sizes), sizes) for place in (start, end))
     return {name: second[name] - first[name] for name in sizes if first[name] != second[name]}
