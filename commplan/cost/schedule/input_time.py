@@ -1,4 +1,7 @@
-"""The time of a process's share of the input work, from measured costs of sources and host functions."""
+"""The time of a process's share of the input work, from measured costs of sources and host functions.
+
+`prediction` uses it for the reads and host functions of a phase.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,16 @@ from commplan.topology import Topology
 
 
 def input_work(schedule: Schedule, phase: Phase, costs: InputCosts, topology: Topology) -> dict[Ref, float]:
-    """Seconds of each measured read and host function of `phase`, by its first result.
+    """Seconds of each read and host function of `phase` whose cost was measured, by its first result.
 
     A process computes its part of the rows of a shared value, and otherwise all of them. It has an equal part
-    of the cores of its host, but uses no more than its threads.
+    of the cores of its host, but uses no more cores than threads.
+
+    Args:
+        schedule: The schedule.
+        phase: One of its phases.
+        costs: Measured seconds per record.
+        topology: The topology, whose number of cores is preferred to that of `costs`.
     """
     values = {value.id: value for value in phase.values}
     parts = _parts(schedule, phase)
@@ -23,6 +32,7 @@ def input_work(schedule: Schedule, phase: Phase, costs: InputCosts, topology: To
     cores = (topology.cores or costs.cores) / min(ranks, topology.host_places)
     seconds: dict[Ref, float] = {}
     for op in phase.ops:
+        # `cost` is the seconds of the processor and of waiting, per record; None if it was not measured.
         if isinstance(op, Read):
             source = costs.source_named(op.source)
             cost = (source.cpu + costs.record, source.wait) if source else None
@@ -43,7 +53,7 @@ def input_work(schedule: Schedule, phase: Phase, costs: InputCosts, topology: To
 
 
 def _parts(schedule: Schedule, phase: Phase) -> dict[Ref, int]:
-    """By value: the number of processes among which its work is divided, if it is shared."""
+    """By value: the number of processes among which its work is divided; absent if it is not shared."""
     parts: dict[Ref, int] = {}
     for op in reversed(phase.ops):
         if isinstance(op, Share) and op.design != "duplicate":

@@ -26,12 +26,20 @@ from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Phase, Schedule, results
 from commplan.protocol.build_sites import sites
 
-COUNTED = 512  # ranks of a collective whose transfers are followed
-PAIRS = 2**20  # pairs of ranks, over all groups of a collective
+COUNTED = 512  # maximum number of ranks of a collective whose transfers are followed
+PAIRS = 2**20  # maximum number of pairs of ranks, over all groups of a collective; also of places
 
 
 class _Flat(NamedTuple):
-    """One collective with one flat algorithm and `nbytes` bytes of whole buffer."""
+    """One collective with one flat algorithm.
+
+    Attributes:
+        algorithm: A chunk program, `nccl` and an algorithm of NCCL, or "" for `all_to_all` and `shift`.
+        kind: The kind of collective.
+        layout: The groups of ranks.
+        nbytes: Bytes of the whole buffer, as in `CollectiveQuery`.
+        root: The index of the root in its group; for a `shift`, the distance to the destination.
+    """
 
     algorithm: str
     kind: CostKind
@@ -41,9 +49,17 @@ class _Flat(NamedTuple):
 
 
 def link_loads(schedule: Schedule, phase: Phase, predictor: Predictor) -> list[LinkLoads] | None:
-    """Bytes up and down on the link of each member, for each level, innermost first.
+    """Bytes on every link of the machine in one run of `phase`.
 
-    None for machines and groups that are too large.
+    Args:
+        schedule: The schedule.
+        phase: One of its phases.
+        predictor: The machine, with the places of ranks and servers.
+
+    Returns:
+        For each level, innermost first, the bytes up and down on the link of each member. None for a machine
+        with more than `PAIRS` places, and for a collective with more than `COUNTED` ranks in a group or
+        `PAIRS` pairs of ranks.
     """
     network = predictor.network
     if network.places > PAIRS:
@@ -53,7 +69,7 @@ def link_loads(schedule: Schedule, phase: Phase, predictor: Predictor) -> list[L
     all_sites = sites(schedule)
     site_of = {site.result: site for site in all_sites.all if site.phase == phase.name}
     nbytes = {value.id: value.nbytes for value in (*schedule.entry, *phase.values)}
-    collectives: dict[_Flat, float] = {}
+    collectives: dict[_Flat, float] = {}  # bytes of the whole buffers, by collective with `nbytes` 1
     for op in phase.ops:
         site = site_of.get(next(iter(results(op)), ""))
         if site is not None:
@@ -74,12 +90,14 @@ def link_loads(schedule: Schedule, phase: Phase, predictor: Predictor) -> list[L
 
 
 def _add(totals: list[LinkLoads], loads: Iterable[LinkLoads]) -> None:
+    """Add the loads of each level to `totals`, in place."""
     for total, load in zip(totals, loads, strict=True):
         total[0][:] += load[0]
         total[1][:] += load[1]
 
 
 def _flats(work: Work, predictor: Predictor) -> Iterator[_Flat]:
+    """The flat collectives of the collective of an op. `work.nbytes` are those of one rank's operand."""
     layout = predictor.layout(work.axes, native=work.algorithm.name == "native")
     is_gather = work.kind in GATHERING
     nbytes = work.nbytes * (layout.ranks if is_gather else 1)
@@ -89,7 +107,10 @@ def _flats(work: Work, predictor: Predictor) -> Iterator[_Flat]:
 def _split(
     algorithm: Algorithm, kind: CostKind, layout: Layout, nbytes: float, predictor: Predictor, root: int
 ) -> Iterator[_Flat]:
-    """The flat collectives that a collective consists of; those of a hierarchy level by level."""
+    """The flat collectives that a collective consists of; none for groups of one rank.
+
+    A hierarchy consists of those of its stages. `nbytes` are those of the whole buffer.
+    """
     network = predictor.network
     if layout.ranks == 1:
         return
@@ -107,7 +128,7 @@ def _split(
 
 
 def _loads(flat: _Flat, nbytes: float, network: Network) -> Iterator[LinkLoads]:
-    """The bytes of all groups of one collective on the links of each level."""
+    """The bytes of all groups of one collective on the links of each level, for `nbytes` of whole buffer."""
     ranks = flat.layout.ranks
     if flat.algorithm.startswith("nccl "):
         nccl_algorithm = flat.algorithm.removeprefix("nccl ")
@@ -132,7 +153,7 @@ def _loads(flat: _Flat, nbytes: float, network: Network) -> Iterator[LinkLoads]:
 
 @functools.lru_cache(maxsize=64)
 def _shares(algorithm: str, kind: Kind, ranks: int, root: int) -> Floats:
-    """The share of the whole buffer that each rank sends to each other rank, [ranks, ranks]."""
+    """The share of the whole buffer that each rank sends to each other rank; [senders, receivers]."""
     program = registry.program(algorithm, kind, ranks, root=root)
     chunks = np.zeros((ranks, ranks))
     for part in (part for transfers in program.rounds for part in transfers):

@@ -1,8 +1,10 @@
 """Schedules tasks on lanes and shared links.
 
-A task starts once its dependencies are complete, its release time has come, and it is first in each of its
-lanes, which serve tasks in order. It takes its seconds, or longer if its links are shared: tasks that run at
-the same time have equal shares of a link, except for those that need less.
+A task starts when its dependencies are complete, its release time is reached, and it is first in each of its
+lanes. A lane serves its tasks in order, one at a time. A task takes its seconds, or longer if it shares links:
+tasks that run at the same time have equal shares of a link, except for those that need less.
+
+`prediction` uses it with one task per op of a phase. Times are in seconds from the start of the phase.
 """
 
 from __future__ import annotations
@@ -13,21 +15,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-TINY = 1e-15  # seconds, or a share of a link
-FULL = 1e-9  # relative; a demand that exceeds the free part of a link by less still fits
+TINY = 1e-15  # seconds, or a share of a link; smaller differences are rounding errors
+FULL = 1e-9  # a demand fits a link if it exceeds the free part by less than this fraction
 
 
 @dataclass(frozen=True)
 class LaneTask:
-    """A task.
+    """A task. Tasks are numbered by their index in the argument of `run_tasks`.
 
     Attributes:
-        lanes: The lanes that it occupies.
-        needs: The tasks that must be complete.
+        lanes: The names of the lanes that it occupies.
+        needs: The tasks that must be complete before it starts.
         seconds: Its duration without other tasks.
-        use: The share of each group of links that it then uses; empty if it uses no links.
-        begun: The tasks that must have started.
-        release: The earliest start time.
+        use: The share of each link that it uses while it runs alone, at most 1; [links]. Empty if it uses no
+            links. In a prediction, the busiest links of a level count as one link.
+        begun: The tasks that must have started before it starts.
+        release: The earliest start time in seconds.
     """
 
     lanes: tuple[str, ...]
@@ -40,7 +43,13 @@ class LaneTask:
 
 @dataclass(frozen=True)
 class TaskTiming:
-    """The interval of a task, and the task that it waited for last; None if it could start at once."""
+    """The simulated interval of a task.
+
+    Attributes:
+        start: The start in seconds.
+        end: The end in seconds.
+        cause: The task that it waited for last. None if it started at time 0, or waited last for its release.
+    """
 
     start: float
     end: float
@@ -48,21 +57,31 @@ class TaskTiming:
 
 
 def run_tasks(tasks: Sequence[LaneTask]) -> tuple[TaskTiming, ...]:
-    """Run all tasks. Each task must come after the tasks that it depends on."""
+    """Simulate all tasks.
+
+    Args:
+        tasks: The tasks. Each must come after the tasks that it depends on, which are given by index.
+
+    Returns:
+        The timing of each task, in the order of `tasks`.
+    """
     return _Simulation(tasks).run()
 
 
 class _Simulation:
+    """The state of `run_tasks`: tasks that run, and those that wait."""
+
     def __init__(self, tasks: Sequence[LaneTask]) -> None:
         self.tasks = tasks
         self.now = 0.0
         self.start: list[float | None] = [None] * len(tasks)
         self.end: list[float | None] = [None] * len(tasks)
         self.cause: list[int | None] = [None] * len(tasks)
-        self.queue: dict[str, list[int]] = {}
+        self.queue: dict[str, list[int]] = {}  # by lane: its tasks; the last entry is first in line
         for index, task in reversed(list(enumerate(tasks))):
             for lane in task.lanes:
-                self.queue.setdefault(lane, []).append(index)  # the last entry is first in line
+                self.queue.setdefault(lane, []).append(index)
+        # By task: the number of dependencies that are not yet met.
         self.open = [len(set(task.needs)) + len(set(task.begun)) for task in tasks]
         self.frees: dict[int, list[int]] = {}  # by task: the tasks that wait for its end
         self.starts: dict[int, list[int]] = {}  # by task: the tasks that wait for its start
@@ -71,11 +90,12 @@ class _Simulation:
                 self.frees.setdefault(need, []).append(index)
             for need in dict.fromkeys(task.begun):
                 self.starts.setdefault(need, []).append(index)
-        self.off_network: list[tuple[float, int]] = []
-        self.waiting: list[tuple[float, int]] = []  # that only wait for their release
-        self.flows: dict[int, float] = {}  # running on links: remaining seconds at full rate
+        self.off_network: list[tuple[float, int]] = []  # a heap of the end and task, for those without links
+        self.waiting: list[tuple[float, int]] = []  # a heap of the release and task, for those without cause
+        self.flows: dict[int, float] = {}  # by running task with links: the remaining seconds at full rate
 
     def run(self) -> tuple[TaskTiming, ...]:
+        """Simulate until no task runs or waits for its release."""
         self._begin([index for index, count in enumerate(self.open) if count == 0], None)
         while self.off_network or self.flows or self.waiting:
             self._advance()
@@ -85,7 +105,10 @@ class _Simulation:
         )
 
     def _begin(self, ready: list[int], cause: int | None) -> None:
-        """Start the tasks of `ready` that are first in their lanes, and those that wait for their start."""
+        """Start the tasks of `ready` that can start, and then those that wait for the start of these.
+
+        `cause` is the task whose end made them ready; None at the beginning, and after a release.
+        """
         candidates = [(index, cause) for index in ready]
         while candidates:
             index, waited_for = candidates.pop(0)
@@ -101,12 +124,12 @@ class _Simulation:
                 self.flows[index] = task.seconds
             else:
                 heapq.heappush(self.off_network, (self.now + task.seconds, index))
-            for other in self.starts.get(index, ()):
-                self.open[other] -= 1
-                candidates.append((other, index))
+            for dependent in self.starts.get(index, ()):
+                self.open[dependent] -= 1
+                candidates.append((dependent, index))
 
     def _advance(self) -> None:
-        """Advance to the next end of an op."""
+        """Advance to the next end or release of a task."""
         rates = self._rates()
         ends = [(self.now + self.flows[index] / rate, index) for index, rate in rates.items()]
         if self.off_network:
@@ -133,30 +156,38 @@ class _Simulation:
             self._begin([heapq.heappop(self.waiting)[1]], None)
 
     def _rates(self) -> dict[int, float]:
+        """The rate of each task with links, as a fraction of its rate when it runs alone."""
         if len(self.flows) <= 1:
             return dict.fromkeys(self.flows, 1.0)
         rates = shares_of_links(tuple(self.tasks[index].use for index in self.flows))
         return dict(zip(self.flows, rates, strict=True))
 
     def _finish(self, index: int) -> None:
+        """End a task, free its lanes, and start the tasks that waited for it."""
         self.end[index] = self.now
         ready: list[int] = []
         for lane in self.tasks[index].lanes:
             self.queue[lane].pop()
             if self.queue[lane]:
                 ready.append(self.queue[lane][-1])
-        for other in self.frees.get(index, ()):
-            self.open[other] -= 1
-            ready.append(other)
+        for dependent in self.frees.get(index, ()):
+            self.open[dependent] -= 1
+            ready.append(dependent)
         self._begin(ready, index)
 
 
 @lru_cache(maxsize=1 << 12)
 def shares_of_links(uses: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
-    """The rate of each flow, from the share of each group of links that it uses alone.
+    """The rate of concurrent flows on shared links; cached, because the same combinations recur.
 
-    Each link is divided equally among its flows; those that need less, or are slowed by another link, leave
-    the rest to the others.
+    Each link is divided equally among its flows. Flows that need less, or that another link slows, leave the
+    rest to the others.
+
+    Args:
+        uses: For each flow, the share of each link that it uses while it runs alone. At least one flow.
+
+    Returns:
+        For each flow, the fraction of the rate at which it runs alone, at most 1.
     """
     rates = [1.0] * len(uses)
     free = [1.0] * len(uses[0])
@@ -181,7 +212,10 @@ def shares_of_links(uses: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
 
 
 def _level(needs: Sequence[float], free: float) -> float:
-    """The largest share that flows with these ascending needs can all have, up to their needs, of a link."""
+    """The largest share such that a link can give each flow the smaller of this share and its need.
+
+    Infinite if all needs fit. `needs` are in ascending order; `free` is the free part of the link.
+    """
     for index, need in enumerate(needs):
         share = free / (len(needs) - index)
         if need > share:
@@ -191,7 +225,10 @@ def _level(needs: Sequence[float], free: float) -> float:
 
 
 def critical_path(timings: Sequence[TaskTiming]) -> list[int]:
-    """The critical path: the last task, the task that it waited for, and so on, in order of time."""
+    """The critical path as tasks in the order of time: the last one to end is preceded by its causes.
+
+    Empty without tasks. If several tasks end last, the path ends with the first of them.
+    """
     if not timings:
         return []
     last: int | None = max(range(len(timings)), key=lambda index: (timings[index].end, -index))

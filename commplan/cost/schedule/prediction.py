@@ -1,4 +1,8 @@
-"""Predicts a schedule: ops are tasks on lanes, and collectives are flows on the topology's links."""
+"""Predicts a schedule: ops are tasks on lanes, and collectives are flows on the topology's links.
+
+`predictor`, `server_traffic` and `input_time` provide the cost of each op without other ops, and
+`list_scheduler` simulates them together. All times are in seconds.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +27,28 @@ from commplan.ir.schedule import Collective, Elastic, Map, Op, Phase, Schedule, 
 from commplan.protocol.build_sites import sites
 from commplan.protocol.sites import Site
 
-DEVICE = "device"
-# Seconds without other ops, and the prediction if the op communicates.
+DEVICE = "device"  # the lane of computation on devices, which blocking collectives under MPI occupy too
+# Seconds of an op without other ops, and the prediction if the op communicates.
 _Cost = tuple[float, CollectiveTime | None]
 
 
 class OpTime(msgspec.Struct, frozen=True):
-    """One op in time, in seconds.
+    """The predicted time of one op. Times are in seconds.
 
     Attributes:
-        op, result, line, lane: The op, its results, its line in the plan, and its lane.
-        start, seconds: The simulated interval.
+        op: The kind of a collective, the name of a function, or the kind of another op.
+        result: The names of its results, separated by commas.
+        line: Its line in the plan.
+        lane: Its lane.
+        start: The start from the beginning of the step's computation, or of the phase without a step.
+        seconds: The simulated duration, with other traffic on the network.
         alone: The time without other traffic on the network.
-        algorithm, form: Of a collective.
-        bound: A lower bound for all algorithms.
-        source: The source of `alone`.
-        nbytes: For each level, its name and the bytes on its busiest link.
+        algorithm: The algorithm of a collective; "" for other ops.
+        form: The form of a collective; "" for other ops, and if the schedule does not specify it.
+        bound: A lower bound for all algorithms; 0 if the op does not communicate.
+        source: The source of `alone`, as in `CollectiveTime`; "" if the op does not communicate.
+        nbytes: For each level, its name and the bytes on its busiest link in one direction; empty if the op
+            does not communicate.
     """
 
     op: str
@@ -56,7 +66,13 @@ class OpTime(msgspec.Struct, frozen=True):
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """A part of the critical path: consecutive ops of one plan line; line 0 is the step's computation."""
+    """A part of the critical path: consecutive ops of one plan line.
+
+    Attributes:
+        line: The line in the plan; 0 for the step's computation.
+        what: A description of the ops, such as `all_reduce via ring`.
+        seconds: The duration.
+    """
 
     line: int
     what: str
@@ -64,18 +80,22 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class PhaseTime(msgspec.Struct, frozen=True):
-    """One phase in time, in seconds.
+    """The predicted time of one phase. Times are in seconds.
 
     Attributes:
         name: The name of the phase.
         alone: The time of the phase without a step.
-        computation: The time of the step's computation; 0 without a step.
-        exposed: From the end of that computation to the end of the phase; `alone` without a step.
-        bound: A lower bound from the phase's own computation, and from its collectives with perfect overlap.
-        network, compute: The time in which some collective, or some other op, runs.
-        nbytes: For each level, its name and the bytes on its busiest link in one direction, over all
-            collectives. critical, ops: The critical path and the ops, next to the step.
-        after: The step's computation after the phase, if the step specifies it.
+        computation: The time of the step's computation before the phase ends; 0 without a step.
+        exposed: From the end of that computation to the end of the phase, at least 0; `alone` without a step.
+        bound: A lower bound of `alone`, from the phase's own computation and from its collectives with
+            perfect overlap.
+        network: The time in which at least one op communicates.
+        compute: The time in which at least one other op runs.
+        nbytes: For each level, innermost first, its name and the bytes on its busiest link in one direction,
+            added over all ops that communicate.
+        critical: The critical path, in the order of time.
+        ops: The ops in the order of the schedule.
+        after: The step's computation after the phase; 0 if the step does not specify it.
     """
 
     name: str
@@ -102,16 +122,19 @@ class PhaseTime(msgspec.Struct, frozen=True):
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """A schedule in time.
+    """The predicted time of a schedule.
 
     Attributes:
-        plan, topology, backend, ranks: What was predicted.
-        phases: The phases.
-        source: The source of the costs.
+        plan: The name of the plan.
+        topology: The name of the topology.
+        backend: The backend.
+        ranks: The number of ranks, without servers.
+        phases: The phases in the order of the schedule.
+        source: A description of the source of the costs.
         step: A description of the step's computation.
-        unknown: Functions and sources without a known cost; they take no time in the prediction.
+        unknown: Labels of ops without a known cost. They take no time in the prediction.
         calibrated: The date of the calibration; "" if there is none.
-        talks: The ops that communicate with servers.
+        talks: The ops that communicate with servers, in the order of the schedule.
     """
 
     plan: str
@@ -122,10 +145,11 @@ class Prediction(msgspec.Struct, frozen=True):
     source: str
     step: str
     unknown: tuple[str, ...] = ()
-    calibrated: str = ""  # the date of the calibration; "" without one
+    calibrated: str = ""
     talks: tuple[ServerTiming, ...] = ()
 
     def phase(self, name: str) -> PhaseTime:
+        """The phase `name`, which must be one of the schedule."""
         return next(phase for phase in self.phases if phase.name == name)
 
 
@@ -147,12 +171,16 @@ def predict(
         schedule: The schedule.
         predictor: The machine.
         step: The computation of the step; None for the assumed step (`ASSUMED`).
-        compute: Seconds of one call of a function, or of one read of a source, by name. Others take no time
-            and are listed in `unknown`.
-        measured: Measured costs of reads and host functions, for those that are not in `compute`.
-        order: By input, leaf paths in the order in which the backward pass computes them.
-        assumed_on: The machine of the assumed step, by default that of `predictor`. Used to compare several
+        compute: Seconds of one call of a function, or of one read of a source, by name.
+        measured: Measured costs of reads and host functions, for those that are not in `compute`. Functions
+            and sources in neither take no time and are listed in `Prediction.unknown`.
+        order: By input, leaf paths in the order in which the backward pass computes them. Used for the
+            assumed step; None for the reverse order of the leaves.
+        assumed_on: The machine of the assumed step; None for that of `predictor`. Used to compare several
             machines with the same step.
+
+    Returns:
+        The prediction of all phases.
     """
     charge = _Charge(schedule, predictor, compute or {}, measured)
     machine = assumed_on or predictor
@@ -172,7 +200,12 @@ def predict(
 
 
 class _Charge:
-    """Computes the cost of ops without other ops."""
+    """Computes the cost of each op of a schedule without other ops.
+
+    Collects the labels of ops without a known cost in `unknown`, as keys in order, and the ops that
+    communicate with servers in `talks`. `enter` selects the phase to which `site_of`, `period` and `input`
+    belong.
+    """
 
     def __init__(
         self, schedule: Schedule, predictor: Predictor, compute: Mapping[str, float],
@@ -196,7 +229,7 @@ class _Charge:
             self.input = input_work(self.schedule, phase, self.measured, topology)
 
     def cost(self, op: Op, nbytes: Mapping[str, int]) -> _Cost:
-        """Seconds, and the prediction if the op communicates. `nbytes` are those of the phase's values."""
+        """The cost of `op`, with 0 seconds if it is unknown. `nbytes` are the bytes of each value."""
         first = next(iter(results(op)), "")
         if first in self.site_of:
             traffic, prediction = server_timing(self.site_of[first], self.sites, self.predictor, self.period)
@@ -216,7 +249,14 @@ class _Charge:
 
 
 class _SimulatedPhase(NamedTuple):
-    """A simulated phase: the cost of each op, its tasks, their intervals, and bytes by level."""
+    """A simulated phase.
+
+    Attributes:
+        costs: The cost of each op without other ops.
+        tasks: The task of each op.
+        timings: The simulated interval of each op.
+        nbytes: As in `PhaseTime`.
+    """
 
     costs: list[_Cost]
     tasks: list[LaneTask]
@@ -228,6 +268,7 @@ class _SimulatedPhase(NamedTuple):
         return max((timing.end for timing in self.timings), default=0.0)
 
     def exposed(self, ready: Readiness) -> float:
+        """Seconds from the end of the step's computation to the end of the phase, at least 0."""
         return max(0.0, self.end - ready.seconds)
 
 
@@ -247,16 +288,23 @@ def predict_exposed(
     schedule: Schedule, phase: Phase, predictor: Predictor, ready: Readiness,
     measured: InputCosts | None = None,
 ) -> tuple[float, float]:  # fmt: skip
-    """The exposed seconds of one phase of `schedule`, and the sum of the bytes on its busiest links.
+    """The `exposed` seconds of one phase as in `predict`, and the sum of its `nbytes` over all levels.
 
-    The same values as those of `predict`, without the rest. See `commplan.cost.schedule.step.readiness`.
+    Faster than `predict`, for passes that compare many schedules.
+
+    Args:
+        schedule: The schedule.
+        phase: One of its phases.
+        predictor: The machine.
+        ready: The result of `commplan.cost.schedule.step.readiness` for the phase.
+        measured: Measured costs of reads and host functions; None if there are none.
     """
     simulated = _simulate_phase(phase, ready, _Charge(schedule, predictor, {}, measured))
     return simulated.exposed(ready), sum(nbytes for _, nbytes in simulated.nbytes)
 
 
 def _phase(phase: Phase, ready: Readiness, charge: _Charge) -> PhaseTime:
-    """The times of a phase: of its ops, and of its exposed communication."""
+    """Predict one phase next to the computation that `ready` describes."""
     simulated = _simulate_phase(phase, ready, charge)
     costs, timings = simulated.costs, simulated.timings
     ops = tuple(
@@ -264,7 +312,7 @@ def _phase(phase: Phase, ready: Readiness, charge: _Charge) -> PhaseTime:
         for op, (seconds, prediction), when in zip(phase.ops, costs, timings, strict=True)
     )
     alone = simulated.end
-    if ready.seconds:
+    if ready.seconds:  # simulate again without the step, in which all inputs are available at time 0
         unreleased = run_tasks([replace(task, release=0.0) for task in simulated.tasks])
         alone = max((when.end for when in unreleased), default=0.0)
     spans = [(when.start, when.end) for when in timings]
@@ -280,7 +328,7 @@ def _phase(phase: Phase, ready: Readiness, charge: _Charge) -> PhaseTime:
 
 def _tasks(ops: Sequence[Op], costs: Sequence[_Cost], ready: Readiness, charge: _Charge) -> list[LaneTask]:
     """One task per op. A blocking collective under MPI occupies the device, a split one does not."""
-    maker: dict[str, int] = {}
+    maker: dict[str, int] = {}  # by value: the op that computes it
     split = {index for index, op in enumerate(ops) if op.is_split}
     blocking = charge.schedule.backend == "mpi"
     tasks: list[LaneTask] = []
@@ -299,7 +347,7 @@ def _tasks(ops: Sequence[Op], costs: Sequence[_Cost], ready: Readiness, charge: 
 
 
 def _use(seconds: float, prediction: CollectiveTime | None, charge: _Charge) -> tuple[float, ...]:
-    """The utilization of the busiest link of each level while the op runs alone."""
+    """The utilization of the busiest link of each level while the op runs alone; empty without traffic."""
     if prediction is None or seconds <= 0:
         return ()
     bandwidths: list[float] = charge.predictor.network.bandwidths.tolist()
@@ -320,7 +368,11 @@ def _op_time(op: Op, seconds: float, prediction: CollectiveTime | None, when: Ta
 
 
 def _bound(ops: Sequence[Op], costs: Sequence[_Cost], charge: _Charge) -> float:
-    """A lower bound: the largest bound of a collective, and the bytes of all of them on each level."""
+    """A lower bound on a phase: the maximum of three kinds of bounds.
+
+    These are the time of the ops without communication in each lane, the bound of each op that communicates,
+    and the time of each level's busiest link for the bytes of all collectives.
+    """
     network = charge.predictor.network
     links = np.zeros(len(network.levels))
     lanes: dict[str, float] = {}
@@ -346,6 +398,11 @@ def _union_length(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def _critical(ops: Sequence[OpTime], timings: Sequence[TaskTiming]) -> tuple[Stretch, ...]:
+    """The critical path with consecutive ops of one line and description merged.
+
+    Ops that take no time are omitted. The path begins with the step's computation if its first op waited for
+    a release.
+    """
     path = critical_path(timings)
     parts = [Stretch(0, "computation", timings[path[0]].start)] if path and timings[path[0]].start else []
     for index in path:

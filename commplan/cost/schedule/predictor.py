@@ -1,4 +1,8 @@
-"""Predicts collectives over the axes of one mesh on a network."""
+"""Predicts collectives over the axes of one mesh on a network.
+
+A `Predictor` maps the axes of a schedule to the places of a topology and caches the predictions. Passes,
+`prediction` and the command `simulate` share it.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +39,18 @@ class Predictor:
 
     Args:
         topology: The topology.
-        axes: All axes of the schedule, mapped to `topology`.
-        calibration: Measured links and collectives.
+        axes: All axes of the schedule, mapped to `topology`; those of servers are declarations of servers.
+        calibration: Measured links and collectives; None for the costs of the topology.
         backend: The backend.
         places: The place of each rank in mesh order, then of each server; None if the axes determine them.
-            Programs run in the order of places, while `native` runs in mesh order.
+            The servers may be omitted. With `places`, programs run in the order of places, and `native` in
+            mesh order.
+
+    Attributes:
+        network: The topology with costs.
+        calibration: As passed.
+        backend: As passed.
+        workers: The place of each rank in mesh order; [ranks].
 
     Raises:
         CommplanError: CP0713 for more than 16,777,216 ranks, CP0750 if an axis does not fit the topology.
@@ -73,7 +84,7 @@ class Predictor:
 
     @property
     def servers(self) -> Ints:
-        """The place of each server, in the order of declaration."""
+        """The place of each server, in the order of declaration; [servers]."""
         if self._servers is None or not len(self._servers):
             self._servers = places_of_servers(self.network, self._all, self.workers)
         return self._servers
@@ -101,14 +112,14 @@ class Predictor:
         Args:
             kind: The kind of collective.
             algorithm: The algorithm.
-            axes: The axes.
+            axes: The names of the axes of the collective.
             nbytes: Bytes of one rank's operand.
-            chunk: Bytes of a message; None for unsliced chunks.
-            root: The root's index along `axes`.
+            chunk: Bytes of a message; None for the default, as in `CollectiveQuery`.
+            root: The root's index along `axes`; for a `shift`, the distance to the destination.
             form: The form; None for the default form of the backend.
 
         Returns:
-            The prediction; None if the algorithm has no program for this collective.
+            The prediction; None if the algorithm does not implement the collective on these axes.
         """
         layout = self.layout(axes, native=algorithm.name == "native")
         whole = nbytes * layout.ranks if kind in GATHERING else nbytes
@@ -116,7 +127,7 @@ class Predictor:
         return collective_time(algorithm, query, self.calibration)
 
     def query(self, work: Work) -> CollectiveTime | None:
-        """The prediction for the collective of an op. Results are cached."""
+        """The result of `predict` for the collective of an op; cached."""
         work = work._replace(label="", name="")
         if work not in self._predictions:
             kind = cast("CostKind", work.kind)
@@ -129,7 +140,8 @@ class Predictor:
     def least_seconds(self, work: Work) -> float:
         """A lower bound on the seconds of a chunk program, from its bytes.
 
-        0 for other algorithms, and with a calibration.
+        0 for other algorithms, for very large groups (`ROUND_BY_ROUND`), and with a calibration, since
+        measured times may be shorter.
         """
         kind, layout = work.kind, self.layout(work.axes)
         if self.calibration is not None or not registry.supports(work.algorithm.name, cast("Kind", kind)):
@@ -138,7 +150,10 @@ class Predictor:
         return least_seconds(work.algorithm.name, cast("Kind", kind), layout, whole, self.network, work.root)
 
     def in_words(self, source: str) -> str:
-        """A description of the source of a predicted time. A model is that of a topology, measured or not."""
+        """A description of `source`, the `CollectiveTime.source` of a prediction of this predictor.
+
+        For `model` it names the topology and whether its links were measured.
+        """
         if source != "model":
             return source
         topology = self.network.topology
@@ -149,7 +164,7 @@ class Predictor:
         return f"model of topology `{topology.name}`, its levels measured {self.calibration.date}"
 
     def least_bytes(self, op: Collective) -> Floats:
-        """A lower bound on the bytes on the busiest link of each level [levels]."""
+        """A lower bound on the bytes on the busiest link of each level [levels], for any algorithm."""
         layout = self.layout(op.axes)
         whole = op.nbytes * (layout.ranks if op.kind == "all_gather" else 1)
         return busiest_bytes(op.kind, whole, layout, self.network, root=op.root or 0)
@@ -160,7 +175,10 @@ def _cached_predictions(
     network: Network, calibration: Calibration | None, backend: Backend, axes: tuple[Axis, ...],
     workers: bytes, is_reordered: bool,
 ) -> dict[Work, CollectiveTime | None]:  # fmt: skip
-    """The prediction cache of a machine, shared by its predictors: plans are compiled repeatedly."""
+    """The initially empty prediction cache of a machine.
+
+    All predictors with equal arguments share it, because plans are compiled repeatedly.
+    """
     del network, calibration, backend, axes, workers, is_reordered
     return {}
 
@@ -174,7 +192,15 @@ def predictor_for(
 ) -> Predictor | None:
     """The predictor of a mesh of `axes` on `topology`; None without a topology.
 
-    Uses the measured links of `calibration`, if it contains any.
+    Args:
+        axes: All axes of the schedule.
+        topology: The topology.
+        calibration: Ignored if it contains only costs of the input.
+        backend: The backend.
+        places: As in `Predictor`.
+
+    Raises:
+        CommplanError: As `Predictor`.
     """
     if topology is None:
         return None
