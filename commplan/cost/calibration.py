@@ -1,26 +1,30 @@
-"""Measured costs of a machine, in a file that later compilations read.
-version = 1
-date = "2026-11-21"
-backend = "mpi"
-hosts = ["n0", "n0", "n1", "n1"]      # the host of each rank
-overhead = 3.1e-06                    # CPU seconds per message, at each end
-gamma = 1.2e-10                       # seconds per reduced byte
-call = 4.9e-05                        # seconds of an empty call into the backend
-round = 1.1e-05                       # seconds of each operation after the first, in form `rounds`
-[[level]]
-name = "host"
-latency = 6.2e-05                     # seconds
-bandwidth = 2.39e+07                  # bytes per second, for each member and direction
-[[curve]]
-kind = "all_reduce"
-algorithm = "ring"
-form = "call"
-shape = "host 0 1 2 3"                # the placement of the ranks, see `network.shape_of`
-sizes = [4, 1048576]                  # bytes of the whole buffer
-seconds = [0.0002, 0.066]
-[input]                               # costs of records and host functions: `commplan.input.measured_costs`
+"""Measured costs of a machine, in a TOML file that later compilations read.
 
-A file contains links and collectives, the input, or both.
+`commplan calibrate` writes the file. It contains links and collectives, the input, or both:
+
+    version = 1
+    date = "2026-11-21"
+    backend = "mpi"
+    hosts = ["n0", "n0", "n1", "n1"]  # the host of each rank
+    overhead = 3.1e-06                # CPU seconds per message, at each end
+    gamma = 1.2e-10                   # seconds per reduced byte
+    call = 4.9e-05                    # seconds of an empty call into the backend
+    round = 1.1e-05                   # seconds of each operation after the first, in form `rounds`
+    topology = "cluster"              # the name of the measured topology; optional
+    note = "two hosts, idle"          # optional
+    [[level]]
+    name = "host"
+    latency = 6.2e-05                 # seconds
+    bandwidth = 2.39e+07              # bytes per second, for each member and direction
+    [[curve]]
+    kind = "all_reduce"
+    algorithm = "ring"
+    form = "call"
+    shape = "host 0 1 2 3"            # the placement of the ranks, see `network.shape_of`
+    sizes = [4, 1048576]              # bytes of the whole buffer
+    seconds = [0.0002, 0.066]         # for each size
+    chunk = 65536                     # bytes of a message; 0 or absent for the default
+    [input]                           # costs of records and host functions: `commplan.input.measured_costs`
 """
 
 from __future__ import annotations
@@ -44,7 +48,13 @@ _LINKS = ("backend", "hosts", "overhead", "gamma", "call", "round")
 
 
 class MeasuredLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One level: latency in seconds, bandwidth in bytes per second for each member and direction."""
+    """An entry `[[level]]`: the links of one level.
+
+    Attributes:
+        name: The name of the level in the topology.
+        latency: Seconds.
+        bandwidth: Bytes per second, for each member and direction.
+    """
 
     name: Printed
     latency: AtLeastZero
@@ -52,10 +62,16 @@ class MeasuredLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Times of one collective with one algorithm and one placement of the ranks.
+    """An entry `[[curve]]`: times of one collective with one algorithm and one placement of the ranks.
 
-    `sizes` are bytes of the whole buffer, in increasing order, with one entry of `seconds` each. `chunk` is
-    bytes of a message, or 0 if chunks were not cut or the backend chose.
+    Attributes:
+        kind: The kind of collective.
+        algorithm: The algorithm, as in plans; `native` for the library's own.
+        form: The form of the program; without meaning for `native`.
+        shape: The placement of the ranks, as from `commplan.cost.network.network.shape_of`.
+        sizes: Bytes of the whole buffer, as in `CollectiveQuery`, in increasing order.
+        seconds: The time for each entry of `sizes`.
+        chunk: Bytes of a message; 0 if chunks were not sliced, or the backend chose the size.
     """
 
     kind: Printed
@@ -67,10 +83,11 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunk: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     def at(self, nbytes: float) -> float:
-        """Seconds for `nbytes`.
+        """Seconds for a buffer of `nbytes`.
 
-        Between measured sizes, the logarithm of the time is interpolated linearly in the logarithm of the
-        size. Below them it is the shortest time, above them it grows in proportion.
+        Between two measured sizes, the logarithm of the time is interpolated linearly in the logarithm of the
+        size. Below the smallest size it is the time of that size. Above the largest it grows in proportion to
+        the size.
         """
         if nbytes <= self.sizes[0]:
             return self.seconds[0]
@@ -86,7 +103,24 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Measured costs. The file format is described above. `date` is ISO 8601."""
+    """The content of a calibration file.
+
+    Attributes:
+        date: The date of the measurement, ISO 8601.
+        backend: The backend with which links and collectives were measured; without meaning if only the input
+            was.
+        hosts: The host of each rank; empty if only the input was measured.
+        overhead: CPU seconds per message, at each end.
+        gamma: Seconds per reduced byte.
+        call: Seconds of an empty call into the backend.
+        round: Seconds of each operation after the first, in form `rounds`.
+        levels: The measured levels.
+        curve_list: The measured collectives.
+        topology: The name of the measured topology; "" if unknown.
+        note: A remark on the measurement.
+        input: Costs of the input; None if they were not measured.
+        version: The version of the file format.
+    """
 
     date: Printed
     backend: Backend
@@ -108,7 +142,12 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self if self.hosts or self.input is None else None
 
     def check_backend(self, backend: Backend, file: str = "") -> None:
-        """Raise CP0753 if links were measured for another backend. `file` is the file of this calibration."""
+        """Check that links, if they were measured, were measured with `backend`.
+
+        Raises:
+            CommplanError: CP0753 if they were measured with another backend. It names `file`, the file of
+                this calibration.
+        """
         if self.links is not None and self.backend != backend:
             message = f"the calibration is for {self.backend}, but the plan is compiled for {backend}"
             note = f"compile with --backend {self.backend}, or measure with {backend}"
@@ -117,7 +156,16 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def curve(
         self, backend: Backend, kind: str, algorithm: str, form: Form, shape: str, chunk: int | None
     ) -> Curve | None:
-        """The curve of exactly this collective and message size (`chunk`); None if it was not measured."""
+        """The curve of a collective; None if it was not measured.
+
+        Args:
+            backend: The backend.
+            kind: The kind of collective.
+            algorithm: The algorithm, as in plans.
+            form: The form; ignored for `native`.
+            shape: The placement of the ranks, as from `shape_of`.
+            chunk: Bytes of a message, which must be equal; None for the default. Ignored for `native`.
+        """
         if backend != self.backend:
             return None
         is_native = algorithm == "native"
@@ -131,7 +179,11 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_calibration(path: str | Path) -> Calibration:
-    """Load the calibration at `path`. Raises CP0751 if it cannot be read or is malformed."""
+    """Load the calibration at `path`.
+
+    Raises:
+        CommplanError: CP0751 if the file cannot be read or is malformed.
+    """
     file = str(path)
     try:
         text = io.read(path).decode()
@@ -142,7 +194,16 @@ def load_calibration(path: str | Path) -> Calibration:
 
 
 def parse_calibration(text: str, file: str = "<calibration>") -> Calibration:
-    """Parse a calibration from TOML. Raises CP0751 if it is malformed."""
+    """Parse a calibration from TOML.
+
+    Args:
+        text: The content of the file.
+        file: Its name, for errors.
+
+    Raises:
+        CommplanError: CP0751 if the text is not TOML, has another version or other fields, or contains
+            numbers, levels or curves that cannot be used.
+    """
     try:
         content = io.decode_toml(text)
     except ValueError as error:
@@ -181,13 +242,14 @@ def _check(calibration: Calibration, file: str) -> None:
 
 
 def _input_numbers(costs: InputCosts) -> list[float]:
+    """All numbers of `costs` that must be finite."""
     tables = (*costs.source, *costs.fn, *costs.consumer)
     values = [value for table in (costs, *tables) for value in msgspec.structs.asdict(table).values()]
     return [value for value in values if isinstance(value, float)]
 
 
 def only_input(date: str, costs: InputCosts) -> Calibration:
-    """A calibration that contains only the input."""
+    """A calibration that contains only the input. Its costs of links are zeros, which are never used."""
     return Calibration(date, "jax", (), 0.0, 0.0, 0.0, 0.0, input=costs)
 
 
@@ -213,7 +275,7 @@ def write_calibration(calibration: Calibration) -> str:
 
 
 def toml_pairs(table: dict[str, Any]) -> list[str]:
-    """Lines of TOML. Entries that are None are omitted, since TOML has no null."""
+    """The entries of `table` as lines of TOML. Entries that are None are omitted, since TOML has no null."""
     return [f"{key} = {_toml(value)}" for key, value in table.items() if value is not None]
 
 

@@ -1,8 +1,8 @@
 """Schedules tasks on lanes and shared links.
 
 A task starts when its dependencies are complete, its release time is reached, and it is first in each of its
-lanes. A lane serves its tasks in order, one at a time. A task takes its seconds, or longer if it shares links:
-tasks that run at the same time have equal shares of a link, except for those that need less.
+lanes. A lane serves its tasks in order, one at a time. A task takes its seconds, or longer if it shares
+links: tasks that run at the same time have equal shares of a link, except for those that need less.
 
 `prediction` uses it with one task per op of a phase. Times are in seconds from the start of the phase.
 """

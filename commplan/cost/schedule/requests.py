@@ -6,11 +6,13 @@ are pipelined: while the servers receive one, they process the one before and se
 before that. Let a, b and c be the times of the pushes, the servers' work and the pulls of u units, and j the
 time of the busiest link with the traffic of both directions. Then
 
-    seconds = 2 latency + call + (a + b + c) / u + (1 - 1/u) max(a, b, c, j)
+    seconds = 2 latency + call + (a + b + c) / u + (1 - 1/u) max(a, b, c, j, m)
 
-With `staleness`, an answer does not depend on its request, and the term (a + b + c) / u is 0. A server
-handles one message after another, which takes a call, and gamma per byte that is added. The bound is the time
-of the busiest link if the state is divided evenly and both directions are used at the same time.
+where m is the time in which one worker handles all of its messages. Without an answer there is one latency.
+With `staleness`, an answer does not depend on its request, and the last two terms are max(a, b, c, j, m).
+
+A server handles one message after another, which takes a call, and gamma per byte that is added. The bound is
+the time of the busiest link if the state is divided evenly and both directions are used at the same time.
 """
 
 from __future__ import annotations
@@ -28,19 +30,23 @@ from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis
 from commplan.protocol.sites import Buffer, Site, Sites
 
-PASSES = {"exchange": 1, "elastic": 3}  # over the received bytes: a sum; a difference, a product, a sum
+# By kind of site: the passes of a server over the received bytes. An exchange is a sum; an elastic average is
+# a difference, a product and a sum. Other kinds only store or read them.
+PASSES = {"exchange": 1, "elastic": 3}
 
 
 class RequestTraffic(NamedTuple):
-    """The traffic of one worker with each server: bytes and messages, [servers].
+    """The traffic of one worker with each server.
 
     Attributes:
-        up, down: Bytes that are sent and received.
-        sent, got: Messages that are sent and received.
-        units: The units of the server with most of them.
-        senders: The workers that send `up`; None for all.
+        up: Bytes that the worker sends to each server; [servers].
+        down: Bytes that it receives from each server; [servers].
+        sent: The number of messages to each server; [servers].
+        got: The number of messages from each server; [servers].
+        units: The number of units on the server with most of them; 0 if the state has none.
+        senders: The numbers of the workers that send `up`; None for all.
         passes: The number of passes of a server over the received bytes.
-        updated: Bytes of state that each server updates.
+        updated: Bytes of state that each server updates for the requests of all workers; [servers].
         stale: Whether answers do not depend on their request.
         answered: Whether there is an answer.
     """
@@ -58,11 +64,16 @@ class RequestTraffic(NamedTuple):
 
 
 def places_of_servers(network: Network, axes: Sequence[Axis], workers: Ints) -> Ints:
-    """The place of each server, in the order of declaration.
+    """The place of each server [servers], in the order of declaration.
 
-    Servers start after the workers and take the free places after theirs, then other free places. The servers
-    of a declaration that is mapped to a level are distributed over its members. Without a free place, they
-    share the last one.
+    Servers take the free places after the workers, then other free places. The servers of a declaration that
+    is mapped to a level are distributed over its members, and share the last place of a member without free
+    places. Other servers without a free place share the last places of the machine, one each.
+
+    Args:
+        network: The network.
+        axes: All axes of a schedule. Those that do not declare servers are ignored.
+        workers: The places of the workers.
     """
     occupied: set[int] = set(workers.tolist())
     last = int(workers.max(initial=0))
@@ -72,9 +83,9 @@ def places_of_servers(network: Network, axes: Sequence[Axis], workers: Ints) -> 
         ranges = range(max(begin, last), end), range(begin, min(end, last))
         return (place for place in itertools.chain(*ranges) if place not in occupied)
 
-    of_members: dict[tuple[int, int], Iterator[int]] = {}
+    of_members: dict[tuple[int, int], Iterator[int]] = {}  # by range of places: its free places
     places: list[int] = []
-    crowded: list[int] = []
+    crowded: list[int] = []  # servers for which no place of the machine is free
     for axis in (axis for axis in axes if axis.kind is AxisKind.SERVER):
         index = next(
             (i for i, level in enumerate(network.levels) if axis.levels and level.name == axis.level), None
@@ -98,7 +109,7 @@ def places_of_servers(network: Network, axes: Sequence[Axis], workers: Ints) -> 
 
 
 def request_traffic(site: Site, sites: Sites) -> RequestTraffic:
-    """The traffic of a request of `site`."""
+    """The traffic of a request of `site`, one of `sites`."""
     groups = sites.members(site)
     up, sent = _sums(site.up, site.servers)
     down, got = _sums(site.down, site.servers)
@@ -113,13 +124,20 @@ def request_traffic(site: Site, sites: Sites) -> RequestTraffic:
 
 
 def elastic_load(nbytes: float, servers: int, units: int) -> RequestTraffic:
-    """The traffic of an elastic exchange of `nbytes` with an evenly divided center, which has no site."""
+    """The traffic of an elastic exchange with a center that is divided evenly, for plans without a site.
+
+    Args:
+        nbytes: Bytes of the center.
+        servers: The number of servers.
+        units: The number of units, and so of messages, of each server.
+    """
     share = np.full(servers, nbytes / servers)
     messages = np.full(servers, float(units))
     return RequestTraffic(share, share, messages, messages, units, None, PASSES["elastic"], np.zeros(servers))
 
 
 def _sums(buffers: Sequence[Buffer], servers: int) -> tuple[Floats, Floats]:
+    """The bytes and the messages of each server; [servers] each."""
     nbytes, count = np.zeros(servers), np.zeros(servers)
     for buffer in buffers:
         for chunk in buffer.chunks:
@@ -132,26 +150,35 @@ class Cost(NamedTuple):
     """The cost of a request.
 
     Attributes:
-        seconds, bound: As in `CollectiveTime`.
+        seconds: The time until the last worker has its answer or, without an answer, the servers have the
+            messages.
+        bound: A lower bound of `seconds`.
         busy: Seconds of the busiest server's processor.
         limit: A description of the bottleneck.
-        loads: Bytes on the busiest link of each level.
+        loads: Bytes on the busiest link of each level in one direction; [levels].
     """
 
     seconds: float
     bound: float
     busy: float
     limit: str
-    loads: Floats  # [levels]
+    loads: Floats
 
     def prediction(self, network: Network) -> CollectiveTime:
-        """The cost as a `CollectiveTime`."""
+        """The cost as a `CollectiveTime`, without `busy` and `limit`."""
         source = "model" + (", links measured" if network.measured else "")
         return CollectiveTime.from_load(self.seconds, self.loads, self.bound, network, source)
 
 
 def request_cost(traffic: RequestTraffic, workers: Ints, servers: Ints, network: Network) -> Cost:
-    """The cost of a request of all `workers`. `workers` and `servers` are their places."""
+    """The cost of a request of all workers at the same time. The module has the formula.
+
+    Args:
+        traffic: The traffic of one worker.
+        workers: The place of each worker.
+        servers: The place of each server of the site.
+        network: The network.
+    """
     senders = workers if traffic.senders is None else workers[list(traffic.senders)]
     members = _members(network, workers, servers)
     push, pull = _traffic(network, members, senders, workers, servers, traffic.up, traffic.down)
@@ -176,7 +203,10 @@ def request_cost(traffic: RequestTraffic, workers: Ints, servers: Ints, network:
 
 
 def cost_alone(traffic: RequestTraffic, workers: Ints, servers: Ints, network: Network) -> Cost:
-    """The cost of a request of the most distant worker, while no other worker sends."""
+    """The cost of a request of the most distant worker, while no other worker sends.
+
+    The arguments are those of `request_cost`.
+    """
     distance = np.zeros(len(workers))
     for index, level in enumerate(network.levels):
         worker_units = network.units(workers, index)
@@ -187,11 +217,15 @@ def cost_alone(traffic: RequestTraffic, workers: Ints, servers: Ints, network: N
     return request_cost(traffic._replace(senders=None), workers[farthest : farthest + 1], servers, network)
 
 
-LinkLoads = tuple[Floats, Floats]  # bytes on the up and on the down link of each member of a level
+# Bytes on the up and on the down link of each member of a level; [members] each.
+LinkLoads = tuple[Floats, Floats]
 
 
 def link_bytes(traffic: RequestTraffic, workers: Ints, servers: Ints, network: Network) -> list[LinkLoads]:
-    """The bytes of a request of all `workers`, including the answer, on the links of each level."""
+    """The bytes of a request of all workers, including the answer, on the links of each level.
+
+    The arguments are those of `request_cost`. Levels are innermost first.
+    """
     senders = workers if traffic.senders is None else workers[list(traffic.senders)]
     members = [np.arange(network.places // stride) for stride in network.strides]
     directions = zip(
@@ -201,7 +235,10 @@ def link_bytes(traffic: RequestTraffic, workers: Ints, servers: Ints, network: N
 
 
 def _members(network: Network, workers: Ints, servers: Ints) -> list[Ints]:
-    """The members of each level that contain a worker or a server, sorted. The others may be millions."""
+    """The members of each level that contain a worker or a server, in ascending order.
+
+    The loads of the others are 0, and there may be millions of them.
+    """
     occupied = np.concatenate([workers, servers])
     return [np.unique(network.units(occupied, level)) for level in range(len(network.levels))]
 
@@ -233,13 +270,13 @@ def _links(
 
 
 def _busiest(*loads: LinkLoads) -> float:
-    """Bytes on the busiest link with all of these loads together."""
+    """Bytes on the busiest link with the sum of these loads, which are of one level."""
     up, down = sum((load[0] for load in loads), np.zeros(1)), sum((load[1] for load in loads), np.zeros(1))
     return float(max(up.max(), down.max()))
 
 
 def _latency(network: Network, workers: Ints, servers: Ints) -> float:
-    """The latency of the outermost level between a worker and a server."""
+    """The largest latency of the levels on which some workers or servers differ; 0 at a single place."""
     occupied = np.concatenate([workers, servers])
     crossed = [
         level.latency

@@ -1,4 +1,8 @@
-"""Predicts the traffic of a plan with its servers, and compares elastic modes."""
+"""Predicts the traffic of a plan with its servers, and compares it with alternatives.
+
+The cost model is in `requests`. The comparisons are of the modes of elastic averaging, and of exchanges with
+servers and collectives of the workers.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +33,29 @@ SLICE = 64 * 1024  # bytes of a message, if an all-reduce is sliced
 
 
 class ServerTiming(msgspec.Struct, frozen=True):
-    """One op that communicates with servers, in time and bytes. Messages and bytes are per worker.
+    """The prediction for one op that communicates with servers. Times are in seconds.
 
     Attributes:
-        phase, line, kind, mode, staleness: The op.
-        server, workers, servers: The server axis, and the numbers of workers and servers.
-        places: The places of the servers.
+        phase: The name of the phase.
+        line: The line in the plan.
+        kind: `put`, `get`, `exchange` or `elastic`.
+        mode: The mode of an elastic average; "" for other kinds.
+        staleness: The staleness of an exchange; None if it has none, and for other kinds.
+        server: The name of the server declaration.
+        workers: The number of workers.
+        servers: The number of servers of the declaration.
+        places: The places of these servers.
         period: The number of steps between two requests.
         distributions: The distribution of each state over the servers.
-        messages_up, messages_down, nbytes_up, nbytes_down: The traffic of one worker.
-        seconds: Until the last of all workers, which send at the same time, is answered; for a `put` until
-            its messages have arrived.
-        alone: The same for a single worker.
+        messages_up: The number of messages that one worker sends.
+        messages_down: The number of messages that one worker receives.
+        nbytes_up: Bytes that one worker sends.
+        nbytes_down: Bytes that one worker receives.
+        seconds: The time if all workers send at once, until the last one is answered; for a `put`, until its
+            messages have arrived.
+        alone: The time of a request of the most distant worker while no other worker sends.
         bound: A lower bound of `seconds`.
-        busy: Seconds of the busiest server's processor.
+        busy: The time of the busiest server's processor if all workers send at once.
         limit: A description of the bottleneck.
     """
 
@@ -69,13 +82,14 @@ class ServerTiming(msgspec.Struct, frozen=True):
 
 
 class ElasticTiming(msgspec.Struct, frozen=True):
-    """One elastic exchange in one mode.
+    """The prediction for an elastic exchange in one mode. Times are in seconds.
 
     Attributes:
         mode: The mode.
         seconds: The time if all workers exchange at once.
-        alone: The time of a single worker; the same as `seconds` for `sync`.
-        way: A description of the implementation.
+        alone: The time of the most distant worker while no other worker exchanges. Equal to `seconds` for
+            `sync`.
+        way: A description of the implementation, such as `2 servers` or `all-reduce via ring`.
     """
 
     mode: ElasticMode
@@ -87,7 +101,17 @@ class ElasticTiming(msgspec.Struct, frozen=True):
 def server_timing(
     site: Site, sites: Sites, predictor: Predictor, period: int
 ) -> tuple[ServerTiming, CollectiveTime]:
-    """Predict the op of `site`. `period` is the number of steps between two requests."""
+    """Predict the op of `site`.
+
+    Args:
+        site: The site.
+        sites: All sites of the schedule.
+        predictor: The machine.
+        period: The number of steps between two requests.
+
+    Returns:
+        The prediction in detail, and in the form of a collective.
+    """
     traffic, network = request_traffic(site, sites), predictor.network
     places = predictor.servers[site.first : site.first + site.servers]
     joint = request_cost(traffic, predictor.workers, places, network)
@@ -105,9 +129,16 @@ def server_timing(
 def elastic_modes(
     predictor: Predictor, over: tuple[str, ...], nbytes: float, servers: int = 1
 ) -> tuple[ElasticTiming, ...]:
-    """Every mode of elastic averaging of `nbytes`.
+    """Predict every mode of elastic averaging.
 
-    Centers are on `servers` servers; `sync` uses the fastest flat all-reduce.
+    Args:
+        predictor: The machine.
+        over: The names of the axes of the workers that average.
+        nbytes: Bytes of the averaged value.
+        servers: The number of servers of the center.
+
+    Returns:
+        The modes with servers, then `sync` with the fastest flat all-reduce.
     """
     network, workers = predictor.network, predictor.workers
     units = max(1, math.ceil(nbytes / servers / usual(int(nbytes), servers)))
@@ -129,7 +160,7 @@ def elastic_modes(
 def elastic_of(
     schedule: Schedule, phase: Phase, op: Elastic, predictor: Predictor
 ) -> tuple[ElasticTiming, ...]:
-    """Every mode for the average of `op`, on as many servers as its center has, or on one."""
+    """Predict every mode for the average of `op`, on as many servers as its center has, or on one."""
     values = {value.id: value for value in (*schedule.entry, *phase.values)}
     server = values[op.center].placement.server
     count = schedule.axis(server).size if server is not None else 1
@@ -148,7 +179,12 @@ def _fastest(predictor: Predictor, kind: Kind, over: tuple[str, ...], nbytes: fl
 
 
 def alternatives_to_servers(predictor: Predictor, site: Site, sites: Sites) -> tuple[tuple[str, float], ...]:
-    """The time of an exchange without servers, with the states sharded over the workers or replicated."""
+    """Predict an exchange without servers, with its states sharded over the workers and replicated on them.
+
+    Returns:
+        Pairs of a description and seconds. Empty for sites of other kinds, and if no axis with several
+        workers shares the states.
+    """
     over = tuple(name for name, size in sites.axes if name not in site.per and size > 1)
     if site.kind != "exchange" or not over:
         return ()
@@ -165,11 +201,15 @@ def alternatives_to_servers(predictor: Predictor, site: Site, sites: Sites) -> t
 
 
 def waiting(exchange: ElasticTiming, compute: float) -> tuple[float, float]:
-    """The smallest and largest share of time that a worker communicates.
+    """The smallest and the largest share of time in which a worker communicates.
 
-    Between two exchanges there are `compute` seconds of computation. Workers that use a server one after the
-    other spread over time, until it is free for each of them, or never idle. If all of them arrive at once,
-    each waits for all. In `round_robin` and `sync` each always waits for all.
+    The share is largest if all workers always arrive at once, so that each waits for all. In `round_robin`
+    and `sync` this is always so. In other modes it is smallest if the workers are spread over time. Then the
+    server is free when a worker arrives, or it is never idle.
+
+    Args:
+        exchange: The exchange.
+        compute: Seconds of computation between two exchanges.
     """
     maximum = exchange.seconds / (exchange.seconds + compute)
     if exchange.mode in ("round_robin", "sync"):
@@ -179,13 +219,22 @@ def waiting(exchange: ElasticTiming, compute: float) -> tuple[float, float]:
 
 
 def least_compute(exchange: ElasticTiming, share: float) -> float:
-    """Seconds of computation between exchanges so that communication takes at most `share` of the time."""
+    """The least seconds of computation between exchanges for which the smallest share is at most `share`.
+
+    `share` is greater than 0 and at most 1, and refers to the first result of `waiting`.
+    """
     if exchange.mode in ("round_robin", "sync"):
         return exchange.seconds * (1 - share) / share
     return max(exchange.alone * (1 - share) / share, exchange.seconds * (1 - share))
 
 
 def hidden(exchange: ElasticTiming, compute: float, step: float) -> float:
-    """The share of time that communication takes if an exchange overlaps with one step of `step` seconds."""
+    """The share of time in which a worker waits if an exchange overlaps with one step.
+
+    Args:
+        exchange: The exchange.
+        compute: Seconds of computation between two exchanges.
+        step: Seconds of the step.
+    """
     exposed = max(0.0, exchange.seconds - step)
     return exposed / (exposed + compute) if exposed else 0.0

@@ -1,7 +1,7 @@
 """The computation next to which a phase runs, and when its gradients are available.
 
-Without a step, one is assumed (`ASSUMED`). It depends only on the plan, its shapes and the machine, so that
-schedules of one plan are compared with the same step.
+The computation is called a step. If none is specified, one is assumed (`ASSUMED`). It depends only on the
+plan, its shapes and the machine. Passes thus compare all schedules of a plan with the same step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from commplan.ir import plan as graph
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Backend, Op, Pack, Phase, Schedule, Value, operands
 
+# By the name of an input: the paths of its leaves in the order in which a backward pass computes them.
 Order = Mapping[str, Sequence[str]]
+# The description of the assumed step in predictions.
 ASSUMED = (
     "a backward pass that takes the minimum time of the busiest links for its reductions in the types of the "
     "leaves, and that computes leaves in reverse order, in proportion to their bytes"
@@ -29,11 +31,11 @@ class StepComputation(msgspec.Struct, frozen=True):
     """A step without its communication.
 
     Attributes:
-        seconds: The time until all gradients are available.
-        ready: Name of an input, path of a leaf, and the seconds until it is available. Others are available
-            at the end.
-        source: A description of the source.
-        after: Seconds of computation that depends on the results of the plan.
+        seconds: The seconds until all gradients are available.
+        ready: For some leaves, the name of the input, the path of the leaf, and the seconds until it is
+            available. Other leaves of these inputs are available after `seconds`; other inputs from the start.
+        source: A description of the source of the times.
+        after: Seconds of computation that depends on the results of the plan; 0 if unknown.
     """
 
     seconds: float
@@ -43,7 +45,7 @@ class StepComputation(msgspec.Struct, frozen=True):
 
     @property
     def order(self) -> dict[str, tuple[str, ...]]:
-        """The leaves of each input in the order in which they become available."""
+        """The leaves in `ready` of each input, in the order in which they become available."""
         paths: dict[str, list[str]] = {}
         for name, path, _ in sorted(self.ready, key=lambda leaf: leaf[2]):
             paths.setdefault(name, []).append(path)
@@ -51,12 +53,13 @@ class StepComputation(msgspec.Struct, frozen=True):
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """When the leaves that a phase reads are available.
+    """When the leaves that a phase reads are available. Times are in seconds from the start of the step.
 
     Attributes:
-        seconds: The time of the computation; 0 without one.
-        leaves: For each value that the computation produces, the time of each leaf.
-        after: The time of the computation that depends on the phase.
+        seconds: The time of the step's computation; 0 without a step.
+        leaves: For each value that the step computes, the time of each leaf. Other values are available from
+            the start.
+        after: The seconds of computation that depends on the phase; 0 if unknown.
     """
 
     seconds: float = 0.0
@@ -64,7 +67,7 @@ class Readiness(msgspec.Struct, frozen=True):
     after: float = 0.0
 
     def release(self, op: Op) -> float:
-        """The earliest start of `op`, from the computed values that it reads."""
+        """The earliest start of `op`: when the last leaf that it reads is available."""
         if not self.leaves:
             return 0.0
         if isinstance(op, Pack):
@@ -77,10 +80,17 @@ class Readiness(msgspec.Struct, frozen=True):
 def readiness(
     schedule: Schedule, phase: Phase, predictor: Predictor, step: StepComputation | None, order: Order
 ) -> Readiness:
-    """When the leaves that `phase` reads are available, in `step` or in the assumed step.
+    """When the leaves that `phase` reads are available.
 
-    `order` has leaf paths by input in the order in which the backward pass computes them, for the assumed
-    step.
+    Args:
+        schedule: The schedule.
+        phase: One of its phases.
+        predictor: The machine of the assumed step.
+        step: The step; None for the assumed one.
+        order: The order of leaves in the assumed step. Inputs that it lacks are computed in reverse order.
+
+    Returns:
+        The times. Without a computation, if the phase reads no value that the step computes.
     """
     return (
         _assumed_readiness(schedule, phase, predictor, order)
@@ -90,6 +100,7 @@ def readiness(
 
 
 def _readiness_in(schedule: Schedule, phase: Phase, step: StepComputation) -> Readiness:
+    """`readiness` for a specified step."""
     times = {(name, path): seconds for name, path, seconds in step.ready}
     named = {name for name, _ in times}
     leaves = {
@@ -101,7 +112,7 @@ def _readiness_in(schedule: Schedule, phase: Phase, step: StepComputation) -> Re
 
 
 def _assumed_readiness(schedule: Schedule, phase: Phase, predictor: Predictor, order: Order) -> Readiness:
-    """The step of `ASSUMED`, for gradients whose reductions can overlap with it."""
+    """`readiness` for the assumed step, which computes the operands of `gradient_stages`."""
     entry = {value.id: value for value in schedule.entry if value.id in phase.inputs}
     network = predictor.network
     busy = np.zeros(len(network.levels))
@@ -126,7 +137,10 @@ def _assumed_readiness(schedule: Schedule, phase: Phase, predictor: Predictor, o
 
 
 def gradient_stages(schedule: Schedule, phase: str) -> Iterator[graph.Reduce | graph.Scatter]:
-    """The reductions of `phase` that can overlap with the computation of their operands."""
+    """Yield the reductions of `phase` that can overlap with the computation of their operands.
+
+    There are none if the schedule does not contain its plan.
+    """
     plan = schedule.origin.plan if schedule.origin is not None else None
     for stage in (
         next((candidate.stages for candidate in plan.phases if candidate.name == phase), ()) if plan else ()
@@ -136,12 +150,15 @@ def gradient_stages(schedule: Schedule, phase: str) -> Iterator[graph.Reduce | g
 
 
 def is_overlappable(stage: graph.Reduce | graph.Scatter, backend: Backend) -> bool:
-    """Whether a reduction can overlap with computation: in JAX always, under MPI if the stage says so."""
+    """Whether a reduction can overlap with computation: always in JAX, with the hint `overlap` under MPI."""
     return backend == "jax" or stage.hints.overlap is not None
 
 
 def _in_backward_order(value: Value, order: Order) -> Sequence[int]:
-    """The leaves of a gradient in the order in which a backward pass computes them."""
+    """The indices of the leaves of a gradient in the order in which a backward pass computes them.
+
+    Leaves that `order` does not list come last.
+    """
     listed = order.get(name_of(value.id))
     if listed is None:
         return range(len(value.leaves))[::-1]

@@ -1,14 +1,17 @@
-"""The measured computation of a training step, in a file that later compilations read.
-version = 1
-date = "2026-11-26"
-device = "NVIDIA H100 80GB HBM3"
-seconds = 0.0231                      # until all gradients are available
-after = 0.0                           # of the computation that uses the plan's results; 0 if not measured
-method = "median of 9 runs .."        # of measurement
-[[leaf]]
-input = "grads"                       # of the plan
-path = "layer0/w"
-seconds = 0.0121                      # until this gradient is available
+"""The measured computation of a training step, in a TOML file that later compilations read.
+
+`commplan calibrate PLAN --step` writes the file, which contains:
+
+    version = 1
+    date = "2026-11-26"
+    device = "NVIDIA H100 80GB HBM3"
+    seconds = 0.0231                  # until all gradients are available
+    after = 0.0                       # of the computation that uses the plan's results; 0 if not measured
+    method = "median of 9 runs .."    # a description of the measurement
+    [[leaf]]
+    input = "grads"                   # the name of an input of the plan
+    path = "layer0/w"                 # of a leaf in the input; "" if the input is a single array
+    seconds = 0.0121                  # until this gradient is available
 """
 
 from __future__ import annotations
@@ -31,7 +34,13 @@ VERSION = 1
 
 
 class GradientTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The seconds until one leaf of an input is available."""
+    """An entry `[[leaf]]`: when one gradient is available.
+
+    Attributes:
+        input: The name of an input of the plan.
+        path: The path of the leaf in the input; "" if the input is a single array.
+        seconds: The seconds from the start of the step.
+    """
 
     input: Printed
     path: Printed
@@ -39,7 +48,17 @@ class GradientTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A measured step. The file format is described above. `date` is ISO 8601."""
+    """The content of a step profile.
+
+    Attributes:
+        date: The date of the measurement, ISO 8601.
+        device: The kind of device.
+        seconds: The seconds until all gradients are available.
+        after: Seconds of the computation that uses the plan's results; 0 if not measured.
+        method: A description of the measurement; "" if unknown.
+        leaves: The gradients whose times were measured.
+        version: The version of the file format.
+    """
 
     date: Printed
     device: Printed
@@ -57,7 +76,11 @@ class StepProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_step(path: str | Path) -> StepComputation:
-    """Load the step profile at `path`. Raises CP0772 if it cannot be read or is malformed."""
+    """Load the step profile at `path` as an argument for `predict` and `compile`.
+
+    Raises:
+        CommplanError: CP0772 if the file cannot be read or is malformed.
+    """
     try:
         text = io.read(path).decode()
     except (OSError, ValueError) as error:
@@ -67,7 +90,16 @@ def load_step(path: str | Path) -> StepComputation:
 
 
 def parse_step_profile(text: str, file: str = "<step profile>") -> StepProfile:
-    """Parse a step profile from TOML. Raises CP0772 if it is malformed."""
+    """Parse a step profile from TOML.
+
+    Args:
+        text: The content of the file.
+        file: Its name, for errors.
+
+    Raises:
+        CommplanError: CP0772 if the text is not TOML, has another version or other fields, contains a number
+            that is not finite, or a leaf that is available later than all gradients.
+    """
     fix = "measure again with `commplan calibrate PLAN --step MODULE:FUNCTION`"
     try:
         content = io.decode_toml(text)
@@ -101,7 +133,11 @@ def write_step_profile(profile: StepProfile) -> str:
 
 
 def check_step(step: StepComputation, schedule: Schedule) -> None:
-    """Raise CP0772 if `step` has a gradient that is not an input of the plan of `schedule`."""
+    """Check that all gradients of `step` are inputs of the plan.
+
+    Raises:
+        CommplanError: CP0772 for the first leaf of `step.ready` that no input of `schedule` contains.
+    """
     inputs = {name_of(value.id): [leaf.path for leaf in value.leaves] for value in schedule.entry}
     for name, path, _ in step.ready:
         if path in inputs.get(name, ()):

@@ -12,7 +12,7 @@ import msgspec
 
 from commplan.cost.schedule.prediction import OpTime, PhaseTime, Prediction
 
-# Color names that viewers of the format support.
+# Color names that viewers of the format support; one of them is misspelled in the format.
 COLORS = (
     "thread_state_running", "thread_state_runnable", "thread_state_iowait", "rail_response", "rail_animation",
     "rail_idle", "rail_load", "startup", "heap_dump_stack_frame", "cq_build_running", "cq_build_passed",
@@ -21,7 +21,10 @@ COLORS = (
 
 
 def trace(prediction: Prediction) -> bytes:
-    """The trace as JSON."""
+    """The trace as JSON in UTF-8. Ops that take no time are omitted.
+
+    Lines share a color if the plan has more lines with ops than there are `COLORS`.
+    """
     lines = sorted({op.line for phase in prediction.phases for op in phase.ops})
     color = {line: COLORS[index % len(COLORS)] for index, line in enumerate(lines)}
     events: list[dict[str, Any]] = []
@@ -36,10 +39,12 @@ def trace(prediction: Prediction) -> bytes:
 
 
 def _lanes(phase: PhaseTime) -> dict[str, int]:
+    """The thread number of each lane, from 1."""
     return {lane: index for index, lane in enumerate(dict.fromkeys(op.lane for op in phase.ops), 1)}
 
 
 def _names(process: int, phase: PhaseTime) -> list[dict[str, Any]]:
+    """The metadata events of a phase."""
     events = [_meta("process_name", process, 0, f"phase {phase.name}")]
     return events + [_meta("thread_name", process, thread, lane) for lane, thread in _lanes(phase).items()]
 
@@ -49,6 +54,7 @@ def _meta(name: str, process: int, thread: int, text: str) -> dict[str, Any]:
 
 
 def _event(op: OpTime, process: int, thread: int, color: str) -> dict[str, Any]:
+    """The complete event of one op."""
     label = f"{op.op} via {op.algorithm}" if op.algorithm else op.op
     args: dict[str, Any] = {"result": op.result, "line": op.line, "seconds alone": op.alone}
     if op.source:
