@@ -1,4 +1,8 @@
-"""Passes: frozen structs whose fields are their options, with a text form."""
+"""The base class of passes, their context, and their text form.
+
+A pass is a frozen struct whose fields are its options. Its text form, such as `bucket{max=25MiB}`, is what
+`--passes` and reports contain. `pipeline.manager` runs passes one after another.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +26,19 @@ if TYPE_CHECKING:
     from commplan.select.algorithm_search import CandidateCache
     from commplan.topology import Topology
 
-_fields = functools.cache(msgspec.structs.fields)  # by class
-_UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+_fields = functools.cache(msgspec.structs.fields)  # cached by class
+_UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}  # bytes
 
 
 class StageKey(NamedTuple):
-    """Identifies the collectives of a stage: phase, first stage, kind and axes."""
+    """Identifies the collectives of a stage.
+
+    Attributes:
+        phase: The name of the phase.
+        stage: The first stage that they carry out, as in `Collective.stages`; "" if there is none.
+        kind: Their kind.
+        axes: Their axes.
+    """
 
     phase: str
     stage: str
@@ -36,13 +47,13 @@ class StageKey(NamedTuple):
 
 
 class StageChoice(msgspec.Struct, frozen=True):
-    """A choice for the collectives of a stage. Unset options are left to the pass.
+    """A choice for the collectives of a stage. Passes decide about options that are None.
 
     Attributes:
-        bucket: largest number of bytes of a bucket.
-        algorithm: their algorithm, whose levels may be open.
-        chunk: bytes of a message.
-        separate: whether they share no buckets with the collectives of other stages.
+        bucket: Largest number of bytes of a bucket.
+        algorithm: Their algorithm. It may be `hierarchical` without the algorithms of its levels.
+        chunk: Bytes of a message.
+        separate: Whether they share no buckets with the collectives of other stages.
     """
 
     bucket: int | None = None
@@ -52,8 +63,8 @@ class StageChoice(msgspec.Struct, frozen=True):
 
 
 Choices = Mapping[StageKey, StageChoice]
-NO_CHOICES: Choices = {}
-OPEN = StageChoice()
+NO_CHOICES: Choices = {}  # the choices if there was no search
+OPEN = StageChoice()  # the choice for a stage about which the search did not decide
 
 
 def key_of(phase: Phase, op: Collective) -> StageKey:
@@ -65,15 +76,16 @@ class PassContext(msgspec.Struct, frozen=True):
     """The information available to passes in addition to the schedule.
 
     Attributes:
-        order: for each value name, leaf paths in the order of the backward pass.
-        topology: the machine.
-        calibration: measurements of the machine.
-        places: the location of each rank, if it differs from the order of axes.
-        costs: predicts times; None without a topology.
-        step: the computation that phases overlap with, if known.
-        choices: choices for stages made by the search, before passes run.
-        explains: whether passes record the reasons of their choices.
-        candidates: algorithms that passes have compared already, for schedules with the same axes.
+        order: By the name of an input, leaf paths in the order of the backward pass. Other inputs are
+            computed in reverse order of their leaves.
+        topology: The machine; None if it is unknown.
+        calibration: Measurements of the machine; None if there are none.
+        places: The place of each rank in mesh order; None if the axes determine them.
+        costs: Predicts times; None without a topology.
+        step: The computation that phases overlap with; None to assume one.
+        choices: The choices of the search for stages; None if there was no search.
+        explains: Whether passes record the reasons of their choices.
+        candidates: The algorithms that passes have compared already, for schedules with the same axes.
     """
 
     order: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict[str, Sequence[str]])
@@ -87,21 +99,26 @@ class PassContext(msgspec.Struct, frozen=True):
     candidates: CandidateCache = msgspec.field(default_factory=dict[tuple[object, ...], Any])
 
     def chosen(self, phase: Phase, op: Collective) -> StageChoice:
-        """The search's choice for the stage of `op`, in `phase`."""
+        """The search's choice for the stage of `op`, in `phase`; `OPEN` if it did not decide."""
         return (self.choices or NO_CHOICES).get(key_of(phase, op), OPEN)
 
 
 class Pass(msgspec.Struct, frozen=True):
     """A rewrite of a schedule. Subclasses declare options as fields with defaults.
 
-    The first line of a subclass's docstring is its summary; `after` names the passes that must not run later.
+    The first line of a subclass's docstring is its summary in `commplan passes`.
+
+    Class attributes:
+
+    - `name`: the name of the pass.
+    - `after`: the passes that must not run after this one.
     """
 
     name: ClassVar[str] = ""
     after: ClassVar[tuple[str, ...]] = ()
 
     def run(self, schedule: Schedule, context: PassContext) -> Schedule:
-        """Return the rewritten schedule, with choices recorded."""
+        """Return the rewritten schedule, with the decisions of the pass appended to its choices."""
         choices = list(schedule.choices)
         phases = tuple(self.phases(schedule, context, choices))
         return replace(schedule, phases=phases, choices=tuple(choices))
@@ -112,9 +129,11 @@ class Pass(msgspec.Struct, frozen=True):
 
     @classmethod
     def summary(cls) -> str:
+        """The first line of the docstring."""
         return (cls.__doc__ or "").strip().splitlines()[0]
 
     def __str__(self) -> str:
+        """The text form, with the options that differ from their defaults. `parse_pass` parses it."""
         changed = [
             f"{field.name}={written(getattr(self, field.name))}"
             for field in _fields(type(self))
@@ -125,6 +144,10 @@ class Pass(msgspec.Struct, frozen=True):
 
 def parse_pass(text: str, passes: Mapping[str, type[Pass]]) -> Pass:
     """Parse a pass such as `bucket{max=25MiB}`.
+
+    Args:
+        text: The text of one pass.
+        passes: The known passes by name.
 
     Raises:
         CommplanError: CP0715 for an unknown pass, CP0716 for an unknown option or an invalid value, CP0717
@@ -170,6 +193,7 @@ def written(value: Any) -> str:
 
 
 def _parse(text: str, kind: Any, option: str) -> Any:
+    """Parse the value of an option of type `kind`. Raises CP0716, with `option` as its description."""
     number = re.fullmatch(r"([0-9]+)\s*(KiB|MiB|GiB)?", text)
     plain: Any = text
     if number is not None:

@@ -1,4 +1,7 @@
-"""Assign leaves to buffers, each filled up to a limit in bytes."""
+"""Assigns leaves to buffers, each filled up to a limit in bytes.
+
+`packing` emits a collective for each of the resulting buckets, for the pass `bucket` and others.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,25 @@ from commplan.ir.plan import Ref
 from commplan.ir.schedule import CollectiveKind
 from commplan.ir.types import DType
 
-WHOLE = 4  # leaves are not split up to this multiple of the limit
-MOST = 100_000  # maximum number of buckets of one stage
-PIECE = 2  # size of a piece of a larger leaf, as a multiple of the limit
+WHOLE = 4  # the size up to which a leaf is not split, as a multiple of the limit
+MOST = 100_000  # maximum number of pieces of the split leaves of one stage
+PIECE = 2  # maximum size of a piece of a larger leaf, as a multiple of the limit
 LeafCollective = CollectiveKind | None  # the collective for a leaf; None if the operand equals the result
 
 
 class LeafSlice(msgspec.Struct, frozen=True):
-    """A leaf to be packed: `columns` elements in each of `ways` rows."""
+    """A leaf to be packed, as a matrix of `ways` rows and `columns` columns (see `Pack`).
+
+    Attributes:
+        value: The operand that contains the leaf.
+        result: The result of the collective on this operand.
+        leaf: The index of the leaf in the operand.
+        dtype: The type of its elements.
+        columns: The number of elements in each row, including padding.
+        ways: The number of rows: one for each rank if the collective scatters, else 1.
+        leaf_collective: The collective for the leaf.
+        place: Its position in the order of readiness, from 0.
+    """
 
     value: Ref
     result: Ref
@@ -27,7 +41,7 @@ class LeafSlice(msgspec.Struct, frozen=True):
     columns: int
     ways: int
     leaf_collective: LeafCollective
-    place: int  # in order of readiness
+    place: int
 
     @property
     def nbytes(self) -> int:
@@ -36,7 +50,15 @@ class LeafSlice(msgspec.Struct, frozen=True):
 
 
 class LeafBucket(msgspec.Struct):
-    """A buffer being filled: runs (item, first column, columns) with `columns` columns in total."""
+    """A buffer that is filled with runs of columns of leaves.
+
+    Attributes:
+        dtype: The type of all elements.
+        ways: The number of rows of all leaves.
+        leaf_collective: The collective for all leaves.
+        runs: For each run, its leaf, its first column and its number of columns.
+        columns: The number of columns of all runs.
+    """
 
     dtype: DType
     ways: int
@@ -50,6 +72,7 @@ class LeafBucket(msgspec.Struct):
 
     @property
     def last(self) -> int:
+        """The position of its last leaf in the order of readiness."""
         return self.runs[-1][0].place
 
     @property
@@ -64,14 +87,23 @@ class LeafBucket(msgspec.Struct):
 
 
 def fill(items: Sequence[LeafSlice], limit: int | None) -> list[LeafBucket]:
-    """Assign items to buckets in order of arrival; returns buckets in order of completion.
+    """Assign leaves to buckets in the order of readiness.
 
-    A leaf larger than the limit gets a separate bucket, and is not split up to `WHOLE` limits: pieces of a
-    leaf become ready at the same time, so all but the last have nothing to overlap with, and packing a piece
-    is a copy, whereas packing a whole leaf is a reshape. Larger leaves are split into equal pieces of at most
-    `PIECE` limits, which bounds the buffers.
+    A bucket contains leaves of equal dtype, rows and collective. A leaf larger than the limit gets a separate
+    bucket. It is not split up to `WHOLE` limits, for two reasons. Pieces of a leaf become ready at the same
+    time, so that all but the last have nothing to overlap with. Packing a piece is a copy, whereas packing a
+    whole leaf is a reshape. Larger leaves are split into pieces of at most `PIECE` limits, to bound the
+    buffers.
+
+    Args:
+        items: The leaves, in the order of readiness.
+        limit: The maximum bytes of a bucket with several leaves; None for no limit.
+
+    Returns:
+        The buckets in the order in which their last leaves are ready.
     """
     closed: list[LeafBucket] = []
+    # The buckets to which further leaves may be added.
     open_: dict[tuple[DType, int, LeafCollective], LeafBucket] = {}
     for item in items:
         key = (item.dtype, item.ways, item.leaf_collective)
@@ -91,9 +123,10 @@ def fill(items: Sequence[LeafSlice], limit: int | None) -> list[LeafBucket]:
 
 
 def halved(items: Sequence[LeafSlice]) -> tuple[int, int]:
-    """Bytes of the larger and the smaller part in the most even split of `items` into two.
+    """Bytes of the larger and the smaller part in the most even split of `items` into two runs.
 
-    With the first as its limit, `fill` creates these two buckets if the leaves have one dtype.
+    With the first as its limit, `fill` creates two buckets of these sizes if the leaves can share a bucket.
+    The smaller part is 0 if there are fewer than two leaves.
     """
     whole = sum(item.nbytes for item in items)
     larger = min((max(part, whole - part) for part in accumulate(item.nbytes for item in items)), default=0)
@@ -101,15 +134,18 @@ def halved(items: Sequence[LeafSlice]) -> tuple[int, int]:
 
 
 def pieces(item: LeafSlice, limit: int | None) -> int:
-    """Number of buckets into which a leaf is split, if each is limited to `limit` bytes."""
-    row = item.dtype.nbytes * item.ways
-    if limit is None or item.columns * row <= WHOLE * limit:
+    """The number of pieces into which `fill` splits a leaf: 1 up to `WHOLE` limits, and without a limit."""
+    column_nbytes = item.dtype.nbytes * item.ways
+    if limit is None or item.columns * column_nbytes <= WHOLE * limit:
         return 1
-    return -(-item.columns // max(1, PIECE * limit // row))
+    return -(-item.columns // max(1, PIECE * limit // column_nbytes))
 
 
 def _runs(item: LeafSlice, limit: int) -> list[tuple[int, int]]:
-    """Split a leaf larger than `limit` bytes into equal runs (first column, columns)."""
+    """Split a leaf larger than `limit` bytes into runs: the first column and the number of columns of each.
+
+    All runs but the last have the same size.
+    """
     count = pieces(item, limit)
     step = -(-item.columns // count)
     return [(start, min(step, item.columns - start)) for start in range(0, item.columns, step)]

@@ -1,5 +1,7 @@
-"""decompose: chooses between flat and hierarchical, and lowers hierarchies to one collective for each
-level."""
+"""decompose: chooses between flat and hierarchical algorithms, and lowers hierarchies level by level.
+
+A hierarchy becomes one collective for each level, unless it is one operation of the backend.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,8 @@ def _choose_hierarchies(chooser: Chooser, phase: Phase, choices: list[Choice]) -
 
         all_reduce(node, gpu)  -->  all_reduce(node, gpu) via hierarchical(gpu, node)
 
-    The algorithm of each level stays open if the backend has a native one.
+    The algorithm of each level stays open for `select`, if the backend has a native one. Equal collectives
+    share a decision. Without a topology nothing changes.
     """
     if chooser.costs is None:
         return phase
@@ -87,11 +90,14 @@ def _choose_hierarchies(chooser: Chooser, phase: Phase, choices: list[Choice]) -
 
 
 def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
-    """The faster of the algorithms over all axes at once and the hierarchies, with a remark."""
-    ways, levels = chooser.flat(op), chooser.hierarchies(op)
-    if not ways or not levels:
+    """The best hierarchy if it is clearly faster than the best flat algorithm, else the algorithm of `op`.
+
+    Appends the decision for a hierarchy to `choices`.
+    """
+    flat_candidates, hierarchies = chooser.flat(op), chooser.hierarchies(op)
+    if not flat_candidates or not hierarchies:
         return op.algorithm
-    single, layered = tie_break(ways), tie_break(levels)
+    single, layered = tie_break(flat_candidates), tie_break(hierarchies)
     keys = tuple(Arg(key) for key, _ in layered.algorithm.levels)
     left_open = Algorithm("hierarchical", keys)
     # Backends have no native level of a rooted sum, so its algorithms are chosen here.
@@ -100,11 +106,12 @@ def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
         return op.algorithm  # collectives with a narrow wire dtype run axis by axis
     if has_wire_options(op) and op.kind == "all_reduce" and op.op == "sum":
         levels = [(key,) for key, _ in layered.algorithm.levels]
-        flat = chooser.in_wire(op, [op.axes])
-        stepped = chooser.in_wire(op, levels)
-        if flat is None or stepped is None:
+        flat_seconds = chooser.in_wire(op, [op.axes])
+        layered_seconds = chooser.in_wire(op, levels)
+        if flat_seconds is None or layered_seconds is None:
             return op.algorithm
-        single, layered = single._replace(seconds=flat), layered._replace(seconds=stepped)
+        single = single._replace(seconds=flat_seconds)
+        layered = layered._replace(seconds=layered_seconds)
     if not is_worthwhile(layered, single):
         return op.algorithm  # `select` lists the rejected alternatives
     choices.append(_chosen(op, single, layered, written))
@@ -112,6 +119,7 @@ def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
 
 
 def _chosen(op: Collective, single: Candidate, layered: Candidate, written: Algorithm) -> Choice:
+    """The record of the decision for `layered`, which the schedule has as `written`, against `single`."""
     levels = ", ".join(key for key, _ in written.levels)
     text = f"`{op.result}`: level by level ({levels})"
     why = "each level moves only the data that the inner level did not reduce"
@@ -123,7 +131,10 @@ def _chosen(op: Collective, single: Candidate, layered: Candidate, written: Algo
 
 
 def _stays(op: Collective, schedule: Schedule) -> bool:
-    """Whether a hierarchy stays one op. A hierarchy with one level becomes its algorithm."""
+    """Whether a hierarchy stays one op.
+
+    If not, it is expanded: to one op per level, or for a single level to an op with the level's algorithm.
+    """
     scattered = op.kind in BLOCKED
     if op.kind == "reduce" or (len(op.axes) > 1 and scattered and not _by_axis(op)):
         return True  # separate levels would leave noncontiguous pieces
@@ -131,10 +142,13 @@ def _stays(op: Collective, schedule: Schedule) -> bool:
 
 
 def _expand(editor: Editor, op: Collective, padding_allowed: bool, choices: list[Choice]) -> None:
-    """Emit the replacement of `op`.
+    """Emit the replacement of `op`, and append the decision if the plan specifies the hierarchy.
 
     Args:
+        editor: Receives the ops.
+        op: A collective with a hierarchical algorithm, on a flat buffer.
         padding_allowed: Whether readers tolerate padding after the result.
+        choices: Receives the decision.
     """
     steps = op.algorithm.levels
     if len(steps) == 1:
@@ -149,13 +163,14 @@ def _expand(editor: Editor, op: Collective, padding_allowed: bool, choices: list
 
 
 def _sum(editor: Editor, op: Collective, steps: Levels, padding_allowed: bool) -> str:
-    """Reduce level by level.
+    """Reduce level by level, and return a description.
 
         all_reduce(gpu, node)  -->  reduce_scatter(gpu); all_reduce(node); all_gather(gpu)
 
     The buffer is padded to whole shards. Outer levels move only a shard.
     """
     inner, (outer, outermost) = steps[:-1], steps[-1]
+    # The pass `wire` divides the buffer of the outermost all-reduce among its ranks, too.
     multiple = math.prod(editor.size((axis,)) for axis, _ in (steps if has_wire_options(op) else inner))
     size = round_up(editor.leaf(op.operand).size, multiple)
     is_padded = size != editor.leaf(op.operand).size
@@ -177,10 +192,10 @@ def _sum(editor: Editor, op: Collective, steps: Levels, padding_allowed: bool) -
 
 
 def _divisors(editor: Editor, op: Collective, steps: Levels) -> dict[str, int]:
-    """The divisor of a mean at each level.
+    """By axis: the divisor of a mean at this level; 1 for no division.
 
-    If the result is sent in another dtype than it is added in, each level divides by its number of ranks.
-    Terms that are divided first are divided once, as are sums in the value's dtype.
+    If wire options change the dtype, each level divides by its number of ranks. Otherwise, the outermost
+    level divides its sum. In f16, where sums overflow, the first level divides its terms.
     """
     axes = [axis for axis, _ in steps]
     if op.divisor == 1:
@@ -202,7 +217,7 @@ def _by_axis(op: Collective) -> bool:
 
 
 def _one_by_one(editor: Editor, op: Collective) -> str:
-    """Run one collective for each axis.
+    """Run one collective for each axis, and return a description.
 
         all_reduce max(gpu, node)  -->  all_reduce max(gpu); all_reduce max(node)
         reduce_scatter(gpu, node)  -->  reduce_scatter(gpu); reduce_scatter(node)
@@ -239,7 +254,22 @@ def _step(
     root: int | None = None,
     divisor: int = 1,
 ) -> Ref:
-    """Emit a collective of `kind` over `axis`. The `last` level defines the result of `op`."""
+    """Emit the collective of one level of `op`.
+
+    Args:
+        editor: Receives the op.
+        op: The hierarchical collective.
+        operand: The buffer that the previous level has left.
+        axis: The axis of the level.
+        algorithm: The algorithm of the level.
+        kind: The kind of the level's collective.
+        last: Whether it defines the result of `op`.
+        root: The root along `axis`; None for kinds without a root.
+        divisor: The divisor of the level's sum.
+
+    Returns:
+        The result.
+    """
     return editor.move(
         op, operand, None if last else f"{op.result}/{kind}_{axis}", kind=kind, axes=(axis,), root=root,
         op=op.op if kind in REDUCING else None, algorithm=algorithm, form=None,

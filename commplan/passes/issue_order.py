@@ -1,4 +1,8 @@
-"""The order in which a phase issues its ops, so that communication overlaps computation."""
+"""The order in which a phase issues its ops, so that communication overlaps computation.
+
+The pass `overlap` uses `issue_order` for the ops of every phase, and `delay_readers` for phases with split
+collectives or servers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from commplan.ir.schedule import results as results_of
 
 
 def issue_order(ops: Sequence[Op], *, levels_apart: bool = False) -> list[Op]:
-    """Reorder ops so that each collective is issued as early as possible, most urgent first.
+    """Reorder the ops of a phase: collectives are issued as early as possible, the most urgent first.
 
         pack a; pack b; reduce a; reduce b; unpack  -->  pack a; reduce a; pack b; reduce b; unpack
 
@@ -24,14 +28,15 @@ def issue_order(ops: Sequence[Op], *, levels_apart: bool = False) -> list[Op]:
     collective come directly before it, all other ops after the last collective.
 
     Args:
-        ops: the ops of a phase.
-        levels_apart: whether later levels of a hierarchy are delayed in favor of the buckets after them:
+        ops: The ops of a phase, each after the ops that it depends on.
+        levels_apart: Whether later levels of a hierarchy are delayed in favor of the buckets after them:
 
             scatter a; sum a; gather a; scatter b; sum b; gather b
                 -->  scatter a; sum a; scatter b; gather a; sum b; gather b
     """
     uses = DefUse(ops)
-    makers, urgency = uses.indices, [(index, 0) for index in _urgency(uses)]
+    makers = uses.indices
+    urgency = [(index, 0) for index in _urgency(uses)]  # the second number orders the levels of `_stagger`
     sends = [index for index, op in enumerate(ops) if isinstance(op, Collective)]
     if levels_apart:
         _stagger(urgency, [_level(index, uses) for index in sends], sends)
@@ -39,10 +44,11 @@ def issue_order(ops: Sequence[Op], *, levels_apart: bool = False) -> list[Op]:
     done: set[int] = set()
 
     def issue(index: int) -> None:
+        """Issue op `index` after the ops that it depends on. Uses a stack, since chains may be long."""
         pending = [index]
         while pending:
             top = pending[-1]
-            needs = [makers[r] for r in (*operands_of(ops[top]), *ops[top].after) if r in makers]
+            needs = [makers[ref] for ref in (*operands_of(ops[top]), *ops[top].after) if ref in makers]
             missing = [need for need in needs if need not in done and need != top]
             if missing:
                 pending += missing[::-1]
@@ -68,23 +74,25 @@ def delay_readers(ops: Sequence[Op], values: Mapping[Ref, Value]) -> list[Op]:
     started, one whenever all other ops need a result in flight. Requests keep their order.
 
     Args:
-        ops: the ops of a phase, in order of issue.
-        values: the values of the phase and of the schedule's entry.
+        ops: The ops of a phase, in order of issue.
+        values: The values of the phase and of the schedule's entry.
     """
     makers = {ref: index for index, op in enumerate(ops) for ref in results_of(op)}
     requests = [index for index, op in enumerate(ops) if op.uses_servers(values)]
     next_request = dict(pairwise(requests))
     followers = frozenset(next_request.values())
-    readers: list[list[int]] = [[] for _ in ops]
-    missing = [0] * len(ops)
+    readers: list[list[int]] = [[] for _ in ops]  # by op: the ops that wait for its results
+    missing = [0] * len(ops)  # by op: the number of ops that must be issued before it
     for index, op in enumerate(ops):
         sources = {makers[ref] for ref in worker_operands(op, values) if ref in makers}
         for source in sources:
             readers[source].append(index)
         missing[index] = len(sources) + (index in followers)
-    start = [0] * len(ops)  # the number of completions before the op may start
+    # Time is counted in completions of split collectives and requests. `start` is, by op, the number of
+    # completions after which it may be issued.
+    start = [0] * len(ops)
     ready = [(0, index) for index, count in enumerate(missing) if not count]
-    completions = 0
+    completions = 0  # when the last of those that were started completes
     issued: list[Op] = []
 
     def release(index: int, after: int) -> None:
@@ -106,14 +114,15 @@ def delay_readers(ops: Sequence[Op], values: Mapping[Ref, Value]) -> list[Op]:
 
 
 def _urgency(uses: DefUse[Op]) -> list[int]:
-    """For each collective the latest position for issuing it; other ops keep their position.
+    """For each op, the latest position at which its result is needed.
 
-    A reduction, and the transfers that complete it, keep their position, since the time at which they can
-    start matters. Other collectives use the position of the first op that computes with their result.
+    It is the position of the first op that computes with the result, for casts, packs and the like, and for
+    collectives that are not part of a reduction. All other ops have their own position. This includes
+    reductions, for which only the time at which they can start matters.
     """
     ops = uses.ops
     needed = list(range(len(ops)))  # latest position for the result of each op
-    first: dict[Ref, int] = {}  # least such position of the readers of each value
+    first: dict[Ref, int] = {}  # by value: the least such position of its readers
     for index in range(len(ops) - 1, -1, -1):
         op = ops[index]
         if op.CONVERTS or (isinstance(op, Collective) and not _reduces(op, uses)):
@@ -139,8 +148,11 @@ def _reduces(op: Op, uses: DefUse[Op]) -> bool:
 
 
 def _level(index: int, uses: DefUse[Op]) -> tuple[int, int]:
-    """The index of the first collective of the hierarchy at `index`, and the number of levels between
-    them."""
+    """The first collective of the hierarchy to which the collective `index` belongs, and its depth.
+
+    The first is an index of an op. The depth is the number of changes of axes between the two, so 0 for the
+    first collective.
+    """
     op, first, levels = uses.ops[index], index, 0
     while isinstance(op, Collective | Cast | LocalSum | Scale):
         axes = op.axes if isinstance(op, Collective) else ()
@@ -155,7 +167,13 @@ def _level(index: int, uses: DefUse[Op]) -> tuple[int, int]:
 
 
 def _stagger(urgency: list[tuple[int, int]], levels: Sequence[tuple[int, int]], sends: Sequence[int]) -> None:
-    """Delay the level n levels after the first until n // 2 further buckets have started."""
+    """Delay a collective at depth n of a hierarchy until n // 2 further hierarchies have started.
+
+    Args:
+        urgency: By op: its position, and a number that orders equal positions. Changed in place.
+        levels: The result of `_level` for each entry of `sends`.
+        sends: The indices of the collectives.
+    """
     heads = sorted({first for first, depth in levels if depth}, key=lambda index: (urgency[index], index))
     for index, (first, depth) in zip(sends, levels, strict=True):
         if depth > 1:

@@ -26,10 +26,10 @@ class OverlapPass(Pass, frozen=True):
     """Orders collectives, first needed first sent, and chains each to the one before.
 
     Attributes:
-        chain: whether the order is fixed by `after`, so that no backend merges or reorders collectives. Under
-            JAX each axis has a separate chain.
-        in_process: exclude collectives of unpacked leaves from the chain. For ranks that are threads of one
-            process and execute one program in one order, so that XLA may merge the leaves.
+        chain: Whether `after` fixes the order, so that no backend merges or reorders collectives. Under JAX
+            each axis has a separate chain.
+        in_process: Whether collectives on unpacked leaves are excluded from the chain, so that XLA may merge
+            them. This is correct if all ranks are threads of one process, which run one program in one order.
     """
 
     name: ClassVar[str] = "overlap"
@@ -43,6 +43,7 @@ class OverlapPass(Pass, frozen=True):
         return [self._phase(schedule, phase, choices) for phase in schedule.phases]
 
     def _phase(self, schedule: Schedule, phase: Phase, choices: list[Choice]) -> Phase:
+        """Reorder and chain the ops of one phase."""
         by_axis = schedule.backend == "jax"
         written = [op.result for op in phase.ops if isinstance(op, Collective)]
         count = len(written)
@@ -78,11 +79,16 @@ def chain_collectives(
 
         reduce a; reduce b  -->  reduce a; reduce b after a
 
-    A collective on a buffer that is computed from the result of the one before needs no `after`. `free`
-    contains the results of collectives to exclude.
+    A collective on a buffer that is computed from the result of the one before needs no `after`.
+
+    Args:
+        ops: The ops of a phase, in order of issue.
+        values: The values of the phase and of the schedule's entry.
+        by_axis: Whether each axis has a separate chain.
+        free: The results of collectives that are excluded.
     """
     result: list[Op] = []
-    last: dict[str, Ref] = {}  # the result of the last collective of each chain
+    last: dict[str, Ref] = {}  # by chain, an axis or "": the result of its last collective
     uses = DefUse(ops)
     for op in ops:
         if not isinstance(op, Collective) or op.result in free:
@@ -97,9 +103,10 @@ def chain_collectives(
 
 
 def _source_buffers(ref: Ref, uses: DefUse[Op], values: Mapping[Ref, Value]) -> Iterator[Ref]:
-    """`ref` and the buffers that it is computed from, each from the next one alone.
+    """Yield `ref`, then the buffer from which it is computed, and so on.
 
-    Stops at values of several leaves: a leaf may be computed from some of the results of a collective only.
+    Stops at a buffer that is computed from several values, or by a function of the user. Stops at values of
+    several leaves, too, because one leaf may depend on only some of the collectives that compute the value.
     """
     while len(values[ref].leaves) == 1:
         yield ref

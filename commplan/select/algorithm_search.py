@@ -1,8 +1,8 @@
 """Searches for the fastest algorithm of a collective, for the passes `bucket`, `decompose` and `select`.
 
-Every candidate has a predicted time (`costs`). The fastest is selected, and among those within `TIE_MARGIN`
-of it the simplest. The predicted time includes costs beyond the links: rounds that are separate operations,
-copies, and the measured error of the model.
+A `Predictor` predicts the time of every candidate. The fastest is selected, and among those within
+`TIE_MARGIN` of it the simplest. The predicted time includes costs beyond the links: rounds that are separate
+operations, copies, and the measured error of the model.
 """
 
 from __future__ import annotations
@@ -25,13 +25,20 @@ from commplan.select.options import FEW, MOST_RANKS, NATIVE, CrossedLevel
 from commplan.select.size_thresholds import rule
 from commplan.topology import Topology
 
-SHOWN = 6  # maximum number of alternatives in the schedule per decision: the fastest, and the backend's own
-WRITTEN = "set in the plan"
-TIE_MARGIN = 0.005  # relative; a simpler candidate that is slower by no more is selected
+SHOWN = 6  # maximum number of alternatives per decision, besides the backend's own collective
+WRITTEN = "set in the plan"  # the reason of decisions that follow a `via`
+TIE_MARGIN = 0.005  # fraction of the fastest time; a simpler candidate that is slower by no more is selected
 
 
 class Candidate(NamedTuple):
-    """An algorithm and message size for a collective, and the predicted time in seconds."""
+    """An algorithm and message size for a collective, with its predicted time.
+
+    Attributes:
+        algorithm: The algorithm.
+        chunk: Bytes of a message; None for the default of the backend.
+        seconds: The predicted time for the size class of the collective (`size_class`).
+        source: The source of the time, in words.
+    """
 
     algorithm: Algorithm
     chunk: int | None
@@ -45,17 +52,31 @@ def is_worthwhile(candidate: Candidate, other: Candidate) -> bool:
 
 
 def tie_break(candidates: Sequence[Candidate]) -> Candidate:
-    """The first candidate within the tie margin of the fastest. Candidates are in order of simplicity."""
+    """The first candidate within the tie margin of the fastest.
+
+    There is at least one candidate, and they are in order of simplicity.
+    """
     fastest = min(candidate.seconds for candidate in candidates)
     return next(candidate for candidate in candidates if candidate.seconds <= fastest * (1 + TIE_MARGIN))
 
 
-# Candidates by their parameters, for the many similar schedules of a search.
+# Candidates by the properties of the collective (`Chooser._key`). It is shared by the many similar schedules
+# of a search, which must have equal axes and costs.
 CandidateCache = dict[tuple[object, ...], tuple[Candidate, ...]]
 
 
 class Decision(NamedTuple):
-    """The selected algorithm, the reason, and the alternatives, fastest first; `seconds` if predicted."""
+    """The selected algorithm of a collective.
+
+    Attributes:
+        algorithm: The algorithm.
+        chunk: Bytes of a message; None for that of the plan or, if it has none, the default of the backend.
+        why: The reason, in words; "" if the chooser does not explain its decisions.
+        seconds: The predicted time; None without a prediction.
+        source: The source of the time, in words; "" without an explanation.
+        alternatives: The rejected candidates with the least predicted times, fastest first; empty without an
+            explanation.
+    """
 
     algorithm: Algorithm
     chunk: int | None
@@ -69,11 +90,11 @@ class Chooser:
     """Selects algorithms for the collectives of one schedule.
 
     Args:
-        schedule: the schedule.
-        costs: predicts times; None without a topology.
-        topology: the topology, if there is one.
-        cache: the candidates of schedules with the same axes.
-        explains: whether decisions include alternatives.
+        schedule: The schedule.
+        costs: Predicts times; None without a topology.
+        topology: The topology; None if it is unknown.
+        cache: The candidates of schedules with the same axes and costs. The chooser adds to it.
+        explains: Whether decisions include reasons and alternatives.
     """
 
     def __init__(
@@ -90,7 +111,11 @@ class Chooser:
         self.is_jax = schedule.backend == "jax"
 
     def decide(self, op: Collective) -> Decision:
-        """Select the algorithm and message size of `op`, unless the plan or an earlier pass has."""
+        """Select the algorithm and message size of `op`.
+
+        An algorithm, levels or a message size that the plan or an earlier pass has set are kept. Without a
+        topology the size decides (`size_thresholds`).
+        """
         ranks = self.schedule.size(op.axes)
         if ranks == 1 or op.kind not in KINDS:
             return Decision(op.algorithm, None, "one rank" if ranks == 1 else "only the backend has it")
@@ -107,7 +132,10 @@ class Chooser:
         return self._decision(op, tie_break(candidates), [*candidates, *alternatives])
 
     def estimate(self, op: Collective) -> Candidate | None:
-        """A near-optimal candidate for `op`, found quickly; None without a cost model."""
+        """A near-optimal candidate for `op`, found with few predictions.
+
+        None without a topology, for one rank, or if no candidate has a prediction.
+        """
         if self.costs is None or self.schedule.size(op.axes) == 1:
             return None
         if op.pinned and not op.algorithm.levels:
@@ -117,6 +145,7 @@ class Chooser:
         return tie_break(candidates) if candidates else None
 
     def _by_rule(self, op: Collective) -> Decision:
+        """The decision without a topology."""
         if op.algorithm.levels:
             levels = options.pinned_levels(op, self.schedule)
             names = options.default_per_level(options.algorithms_per_level(op.kind, levels))
@@ -132,6 +161,7 @@ class Chooser:
         return Decision(Algorithm(row.algorithm), row.chunk, "without a topology its size decides")
 
     def _decide_pinned(self, op: Collective) -> Decision:
+        """The decision for an algorithm without levels that the plan specifies."""
         key = self._key(op, op.algorithm)
         if key not in self.cache:
             candidate = self._candidate(op, op.algorithm)
@@ -143,7 +173,7 @@ class Chooser:
         return self._decision(op, pinned, candidates)._replace(why=WRITTEN)
 
     def _decision(self, op: Collective, selected: Candidate, candidates: list[Candidate]) -> Decision:
-        """The decision for `selected`, with the reason and the runners-up."""
+        """The decision for `selected`, with the reason and the runners-up among `candidates`."""
         if not self.explains:
             return Decision(selected.algorithm, selected.chunk, "", selected.seconds)
         runners_up = [candidate for candidate in candidates if candidate.algorithm != selected.algorithm]
@@ -169,10 +199,14 @@ class Chooser:
         return Decision(selected.algorithm, selected.chunk, why, seconds, selected.source, alternatives)
 
     def flat(self, op: Collective, *, few: bool = False) -> list[Candidate]:
-        """The candidates without levels, simplest first.
+        """The candidates without levels, simplest first. Algorithms that cannot be the fastest are omitted.
 
         `native` is the simplest. Under MPI it becomes slower than the best program for large messages, so it
         comes last for sizes at which the table of `size_thresholds` does not select it.
+
+        Args:
+            op: The collective.
+            few: Whether to try only the message sizes of `options.FEW`.
         """
         key = self._key(op, few)
         if key not in self.cache:
@@ -190,6 +224,7 @@ class Chooser:
         return op.kind, op.axes, size_class(op.nbytes), op.hints.chunk, op.root, *details
 
     def _flat(self, op: Collective, *, few: bool) -> list[Candidate]:
+        """`flat` without the cache, with `native` first."""
         algorithms = options.flat(op.kind, self.schedule.size(op.axes))
         bound_of = {algorithm: self._bound(op, algorithm) for algorithm in algorithms}
         fastest: dict[Algorithm, Candidate] = {}
@@ -209,7 +244,15 @@ class Chooser:
         return op.nbytes * (self.schedule.size(op.axes) if op.kind == "all_gather" else 1)
 
     def hierarchies(self, op: Collective, *, few: bool = False) -> list[Candidate]:
-        """The best hierarchies over the levels that `op` crosses, or over those that the plan specifies."""
+        """The best hierarchy over the levels that `op` crosses, or over those that the plan specifies.
+
+        Args:
+            op: The collective.
+            few: Whether to try only the default algorithm of each level.
+
+        Returns:
+            At most one candidate. Empty if there are fewer than two levels, or no prediction.
+        """
         if op.algorithm.levels:
             levels = options.pinned_levels(op, self.schedule)
         else:
@@ -228,7 +271,10 @@ class Chooser:
         return [*self.cache[key]]
 
     def _greedy(self, op: Collective, levels: tuple[CrossedLevel, ...], *, few: bool) -> list[Candidate]:
-        """Start with one default algorithm per level, then change it level by level if that is faster."""
+        """Start with the default algorithm of each level, and replace them one by one if that is faster.
+
+        Begins at the outermost level. With `few`, the default algorithms are kept.
+        """
         choices = options.algorithms_per_level(op.kind, levels)
         if not all(choices):
             return []
@@ -247,7 +293,12 @@ class Chooser:
         return [best] if best is not None else []
 
     def _stepwise(self, op: Collective, levels: tuple[CrossedLevel, ...]) -> list[Candidate]:
-        """One native collective per level; the time is the sum of theirs."""
+        """The hierarchy with one operation per level, as JAX runs levels that are axes.
+
+        An all-reduce scatters at the inner levels, reduces at the outermost and gathers on the way back. The
+        predicted time is the sum of native collectives, also for levels with an algorithm in the plan. Empty
+        for an all-reduce other than a sum, which is not split, and without a prediction.
+        """
         if op.kind == "all_reduce" and op.op != "sum":
             return []
         nbytes = op.nbytes
@@ -263,10 +314,14 @@ class Chooser:
         return [Candidate(options.hierarchy(levels, names), None, *total)] if total is not None else []
 
     def in_wire(self, op: Collective, levels: Sequence[tuple[str, ...]]) -> float | None:
-        """Seconds of the all-reduce `op` over the axes of each level, innermost first, in its wire type.
+        """Seconds of an all-reduce with wire options, level by level; None without a prediction.
 
-        If values are added in a wider type than they are sent in, it is an all-to-all and an all-gather (pass
-        `wire`).
+        At all levels but the last, it is a reduce-scatter and an all-gather. If values are added in a wider
+        type than they are sent in, all levels are an all-to-all and an all-gather (pass `wire`).
+
+        Args:
+            op: The all-reduce.
+            levels: The axes of each level, innermost first.
         """
         wire, accumulate = op.hints.wire_types(op.dtype)
         nbytes = op.nbytes * wire.nbytes // op.dtype.nbytes
@@ -283,7 +338,10 @@ class Chooser:
         return total[0] if total is not None else None
 
     def _sequential(self, parts: Sequence[Work]) -> tuple[float, str] | None:
-        """The seconds of `parts`, one after another; None if one of them has no prediction."""
+        """The seconds of `parts`, one after another, and their source in words.
+
+        None if one of them has no prediction.
+        """
         total, source = 0.0, ""
         for part in parts:
             prediction = self._query(part)
@@ -293,7 +351,10 @@ class Chooser:
         return total, source
 
     def _candidate(self, op: Collective, algorithm: Algorithm, *, few: bool = False) -> Candidate | None:
-        """The candidate for `algorithm`: whole chunks, or the best of several message sizes."""
+        """The candidate for `algorithm` with the best of several message sizes; None without a prediction.
+
+        The message size of the plan is kept. With `few`, only the sizes of `options.FEW` are tried.
+        """
         sizes: list[int | None] = [None]
         op = replace(op, nbytes=size_class(op.nbytes))
         if op.hints.chunk is not None and algorithm != NATIVE:
@@ -319,7 +380,10 @@ class Chooser:
         return self.costs.least_seconds(work) if self.costs is not None else 0.0
 
     def _seconds(self, op: Collective, candidate: Candidate) -> float:
-        """The predicted time for the exact size of `op`; `candidate.seconds` is for its size class."""
+        """The predicted time for the exact size of `op`; `candidate.seconds` is for its size class.
+
+        Hierarchies of JAX with one operation per level keep the time of the size class.
+        """
         if (
             self.is_jax
             and candidate.algorithm.levels
@@ -337,10 +401,10 @@ class Chooser:
 
 
 def size_class(nbytes: int) -> int:
-    """`nbytes` rounded to one of two sizes per factor of two, which share one decision."""
+    """`nbytes` rounded to one of two sizes per factor of two, at least 1. Equal classes share a decision."""
     return max(1, round(2 ** (round(2 * math.log2(max(1, nbytes))) / 2)))
 
 
 def rounded(seconds: float) -> float:
-    """Round to four digits, so that schedules do not depend on rounding errors of the machine."""
+    """Round to four significant digits: schedules must not depend on rounding errors of the machine."""
     return float(f"{seconds:.3e}")

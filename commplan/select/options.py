@@ -1,4 +1,7 @@
-"""Lists the candidates for a collective: single algorithms, and hierarchies over levels of the topology."""
+"""Lists the candidates for a collective: single algorithms, and hierarchies over levels of the topology.
+
+`algorithm_search` predicts the time of these candidates, and passes use the predicates of hierarchies.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,17 @@ from commplan.ir.plan import Algorithm, Arg
 from commplan.ir.schedule import Axis, Backend, Collective, CollectiveKind, Schedule
 from commplan.topology import Topology
 
-NATIVE = Algorithm("native")
-MOST_RANKS = 256  # maximum of one program; with more ranks it has too many rounds
+NATIVE = Algorithm("native")  # the backend's own collective
+MOST_RANKS = 256  # maximum number of ranks of one program; with more ranks it has too many rounds
 # The order of preference among equally fast algorithms: neighbors only, then few rounds.
 SIMPLICITY = ("ring", "recursive_doubling", "halving_doubling", "bruck", "binomial_tree", "chain")
-# Bytes of a message, if chunks are sliced.
+# The candidate message sizes in bytes, if chunks are sliced.
 PIECES = (16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20)
-FEW = PIECES[1::3]  # sizes for a first comparison of algorithms
+FEW = PIECES[1::3]  # the sizes for a first comparison of algorithms: 32 and 256 KiB
 
 
 def pieces(nbytes: int) -> list[int]:
-    """The candidate message sizes for a buffer of `nbytes`."""
+    """The candidate message sizes for a buffer of `nbytes`: those with 2 to 1024 messages."""
     return [size for size in PIECES if nbytes // 1024 < size < nbytes]
 
 
@@ -29,9 +32,9 @@ class CrossedLevel(NamedTuple):
     """One level of a hierarchy.
 
     Attributes:
-        key: An axis, or a level that one axis spans.
-        ranks: The number of ranks.
-        pinned: The algorithm that the plan specifies for the level, if any.
+        key: The name of an axis, or of a level of the topology that the only axis spans.
+        ranks: The number of ranks at the level.
+        pinned: The algorithm that the plan specifies for the level; None if it does not.
     """
 
     key: str
@@ -40,7 +43,10 @@ class CrossedLevel(NamedTuple):
 
 
 def flat(kind: CollectiveKind, ranks: int) -> tuple[Algorithm, ...]:
-    """`native` and all chunk programs for `kind`, the simplest first."""
+    """`native` and all chunk programs for `kind`, the simplest first.
+
+    Only `native` for one rank, for more than `MOST_RANKS`, and for kinds without chunk programs.
+    """
     if kind not in KINDS or not 1 < ranks <= MOST_RANKS:
         return (NATIVE,)
     supported = registry.algorithms(kind)
@@ -51,10 +57,14 @@ def flat(kind: CollectiveKind, ranks: int) -> tuple[Algorithm, ...]:
 
 
 def crossed_levels(op: Collective, schedule: Schedule, topology: Topology | None) -> tuple[CrossedLevel, ...]:
-    """The levels that `op` crosses, innermost first; none if it is on one level, or does not fill its levels.
+    """The levels of a hierarchy for `op`, innermost first.
 
-    With several axes, each must map to a different level, and is a level. A single axis has one level for
-    each level that it fills.
+    With several axes, each axis is a level. With a single axis, each level of the topology that it spans is
+    one.
+
+    Returns:
+        The levels. Empty without a topology, if an axis of `op` has one rank, if a single axis spans one
+        level or does not fill its levels, and if several axes do not map to one level each, all different.
     """
     axes = [axis for axis in schedule.axes if axis.name in op.axes and axis.size > 1]
     if topology is None or not axes or len(axes) < len(op.axes):
@@ -69,7 +79,7 @@ def crossed_levels(op: Collective, schedule: Schedule, topology: Topology | None
 
 
 def _within(axis: Axis, topology: Topology) -> tuple[CrossedLevel, ...]:
-    """The levels that one axis spans, if it fills them."""
+    """The levels that one axis spans, innermost first; empty if it spans one, or does not fill them."""
     order = [level.name for level in topology.levels]
     spreads = sorted((s for s in axis.levels if s.count > 1), key=lambda spread: order.index(spread.level))
     fills_axis = math.prod(spread.count for spread in spreads) == axis.size
@@ -79,7 +89,10 @@ def _within(axis: Axis, topology: Topology) -> tuple[CrossedLevel, ...]:
 
 
 def pinned_levels(op: Collective, schedule: Schedule) -> tuple[CrossedLevel, ...]:
-    """The levels that the plan or an earlier pass has specified, with their algorithms."""
+    """The levels that the plan or an earlier pass has specified for `op`, innermost first.
+
+    `CrossedLevel.pinned` is the algorithm that was specified with the level.
+    """
     axes = {axis.name: axis.size for axis in schedule.axes}
     spreads = {s.level: s.count for axis in schedule.axes if axis.name in op.axes for s in axis.levels}
     levels: list[CrossedLevel] = []
@@ -93,9 +106,10 @@ def pinned_levels(op: Collective, schedule: Schedule) -> tuple[CrossedLevel, ...
 def algorithms_per_level(
     kind: CollectiveKind, levels: tuple[CrossedLevel, ...]
 ) -> tuple[tuple[str, ...], ...]:
-    """For each level, the programs that can run it.
+    """For each level, the algorithms that can run it: the pinned one, or all chunk programs for its part.
 
-    The inner levels of an all-reduce scatter and gather; only the outermost level reduces.
+    The inner levels of an all-reduce scatter and gather; only the outermost level reduces. A level with more
+    than `MOST_RANKS` ranks has no chunk program.
     """
     result: list[tuple[str, ...]] = []
     for index, level in enumerate(levels):
@@ -117,17 +131,23 @@ def default_per_level(choices: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
 
 
 def hierarchy(levels: tuple[CrossedLevel, ...], names: tuple[str, ...]) -> Algorithm:
-    """The algorithm `hierarchical(gpu = ring, node = halving_doubling)`."""
+    """A hierarchy with `names[i]` at level i, such as `hierarchical(gpu = ring, node = halving_doubling)`."""
     pairs = zip(levels, names, strict=True)
     return Algorithm("hierarchical", tuple(Arg(name, level.key) for level, name in pairs))
 
 
 def is_one_operation(kind: CollectiveKind, algorithm: Algorithm, backend: Backend, op: Collective) -> bool:
-    """Whether a hierarchy is one operation, with pipelined levels.
+    """Whether a hierarchy is one operation, with pipelined levels, instead of one operation per level.
 
-    Levels of a single axis have no names in JAX and are always one operation. Levels that are axes are
-    separate operations in JAX. Under MPI they are one program, unless a level is native or the stage has wire
-    options, which are carried out level by level.
+    Levels of the topology are always one operation, because JAX has no names for them. Levels that are axes
+    are separate operations in JAX. Under MPI they are one program, unless a level is native or the stage has
+    wire options, which are carried out level by level.
+
+    Args:
+        kind: The kind of collective.
+        algorithm: The hierarchy.
+        backend: The backend.
+        op: The collective, for its axes and wire options.
     """
     keys = [key for key, _ in algorithm.levels]
     if any(key not in op.axes for key in keys):
@@ -139,6 +159,6 @@ def is_one_operation(kind: CollectiveKind, algorithm: Algorithm, backend: Backen
 def has_wire_options(op: Collective) -> bool:
     """Whether the stage has the option `wire` or `accumulate`.
 
-    `Hints.changes` is whether these change the type of a dtype, `Hints.wire_types` the two types.
+    These may name the type that the values have already; `Hints.changes` is whether they change it.
     """
     return op.hints.wire is not None or op.hints.accumulate is not None

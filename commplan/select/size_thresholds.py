@@ -12,13 +12,16 @@ from typing import NamedTuple
 
 from commplan.ir.schedule import Backend, CollectiveKind
 
-KIB = 1024
+KIB = 1024  # bytes
 
 
 class Rule(NamedTuple):
-    """Selects `algorithm` with messages of `chunk` bytes for buffers up to `upto` bytes (None: any size).
+    """Selects an algorithm for buffers up to a size.
 
-    If `chunk` is None, the engine selects the size.
+    Attributes:
+        upto: The largest size of the whole buffer in bytes, inclusive; None for any size.
+        algorithm: The name of the algorithm.
+        chunk: Bytes of a message; None if the engine selects the size.
     """
 
     upto: int | None
@@ -26,6 +29,7 @@ class Rule(NamedTuple):
     chunk: int | None = None
 
 
+# The rules of a kind, by ascending size; the first one that fits is used.
 NATIVE = (Rule(None, "native"),)
 MPI: dict[CollectiveKind, tuple[Rule, ...]] = {
     "all_reduce": (Rule(16 * KIB, "native"), Rule(256 * KIB, "halving_doubling"), Rule(None, "ring")),
@@ -37,6 +41,6 @@ MPI: dict[CollectiveKind, tuple[Rule, ...]] = {
 
 
 def rule(backend: Backend, kind: CollectiveKind, whole: int) -> Rule:
-    """The rule for a whole buffer of `whole` bytes."""
+    """The rule for a collective whose whole buffer has `whole` bytes."""
     rows = MPI.get(kind, NATIVE) if backend == "mpi" else NATIVE
     return next(row for row in rows if row.upto is None or whole <= row.upto)

@@ -33,7 +33,8 @@ class StepComputation(msgspec.Struct, frozen=True):
     Attributes:
         seconds: The seconds until all gradients are available.
         ready: For some leaves, the name of the input, the path of the leaf, and the seconds until it is
-            available. Other leaves of these inputs are available after `seconds`; other inputs from the start.
+            available. Other leaves of these inputs are available after `seconds`, and other inputs from the
+            start.
         source: A description of the source of the times.
         after: Seconds of computation that depends on the results of the plan; 0 if unknown.
     """
