@@ -1,7 +1,8 @@
-"""Replace collectives on trees and arrays by collectives on flat buffers.
+"""Replaces collectives on trees and arrays by collectives on flat buffers.
 
-A buffer contains leaves of one dtype, or a run of one giant leaf. Scalars have no shard: a reduce-scatter
-all-reduces them, and an all-gather passes them through.
+A buffer contains leaves of one dtype, or a run of one very large leaf. Scalars have no shard: a
+reduce-scatter all-reduces them, and an all-gather passes them through. The pass `bucket` packs leaves into
+buckets, and `decompose` and `wire` pack the collectives that they rewrite (`rewrite_flat`).
 """
 
 from __future__ import annotations
@@ -20,25 +21,32 @@ from commplan.ir.shard_shapes import row_size
 from commplan.passes.bin_packing import MOST, LeafBucket, LeafCollective, LeafSlice, fill, pieces
 from commplan.passes.rewrite import Editor, laid_out, read_by_parts, unpack
 
+# By the name of an input: the paths of all its leaves in the order in which a backward pass computes them.
 Order = Mapping[str, Sequence[str]]
-# Emits the replacement of a collective. The flag is whether the result may be padded at its end, because all
-# readers select parts of it.
+# Emits the replacement of a collective on a flat buffer. The flag is whether the result may be padded at its
+# end, because all readers select parts of it. The list receives the decisions.
 Rewrite = Callable[[Editor, Collective, bool, list[Choice]], None]
 
 
 def pack_collectives(
     editor: Editor, group: Sequence[Collective], items: Sequence[LeafSlice], limit: int | None
 ) -> list[LeafBucket]:
-    """Emit the ops that replace `group`; returns the buckets.
+    """Emit the ops that replace a group of collectives.
 
         y = all_reduce(x)  -->  b0 = pack(x..); r0 = all_reduce(b0); ..; y = unpack(r0..)
 
     Args:
-        editor: receives the ops.
-        group: collectives with equal kind, axes, op and placement.
-        items: their leaves.
-        limit: bytes of one rank's operand buffer, or None. Leaves of different dtypes never share a buffer; a
-            leaf larger than the limit gets a separate one (see `fill`).
+        editor: Receives the ops.
+        group: Collectives with equal kind, axes, op and placement.
+        items: Their leaves, from `items_of`.
+        limit: Maximum bytes of one rank's operand buffer; None for no limit. A larger leaf gets separate
+            buffers (see `fill`).
+
+    Returns:
+        The buckets, one for each buffer.
+
+    Raises:
+        CommplanError: CP0724 if leaves would be split into more than `MOST` pieces.
     """
     stages = tuple(dict.fromkeys(stage for op in group for stage in op.stages))
     merged = replace(group[0], stages=stages)
@@ -56,7 +64,11 @@ def pack_collectives(
 
 
 def items_of(editor: Editor, group: Sequence[Collective], order: Order) -> list[LeafSlice]:
-    """The leaves of all operands, in order of readiness."""
+    """The leaves of all operands, each operand in order of readiness. Leaves without elements are omitted.
+
+    Raises:
+        CommplanError: CP0711 as `readiness`.
+    """
     items: list[LeafSlice] = []
     for op in group:
         operand, ranks = editor.values[op.operand], editor.size(op.axes)
@@ -71,13 +83,14 @@ def items_of(editor: Editor, group: Sequence[Collective], order: Order) -> list[
 
 
 def _check_count(items: Sequence[LeafSlice], limit: int | None, op: Collective, file: str) -> None:
-    """Raise CP0724 if a small limit or large leaves would produce too many buckets."""
+    """Raise CP0724 if leaves would be split into more than `MOST` pieces."""
     counts = [pieces(item, limit) for item in items]
     total = sum(count for count in counts if count > 1)
     if limit is None or total <= MOST:
         return
     nbytes = sum(item.nbytes for item, count in zip(items, counts, strict=True) if count > 1)
-    sufficient_limit = -(-nbytes // MOST)  # pieces may be twice as large
+    # Sufficient for the proposed fix, since pieces may be larger than the limit (`PIECE`).
+    sufficient_limit = -(-nbytes // MOST)
     message = f"`{name_of(op.operand)}` would be cut into {total:,} buckets; a stage has at most {MOST:,}"
     note = f"its leaves larger than a bucket have {nbytes:,} bytes, and a bucket {limit:,}"
     mebibytes = max(1, -(-sufficient_limit // 1024**2))
@@ -88,7 +101,7 @@ def _check_count(items: Sequence[LeafSlice], limit: int | None, op: Collective, 
 
 
 def _leaf_collective(op: Collective, operand: Value, leaf: int, ranks: int) -> tuple[LeafCollective, int]:
-    """The kind of collective for a leaf of `op`, None for none, and the number of rows of its buffer."""
+    """The kind of collective for a leaf of `op`, or None, and the number of rows of its buffer."""
     is_scalar = operand.kind == "tree" and not operand.leaves[leaf].shape
     match op.kind:
         case "reduce_scatter":
@@ -100,10 +113,13 @@ def _leaf_collective(op: Collective, operand: Value, leaf: int, ranks: int) -> t
 
 
 def readiness(operand: Value, op: Collective, order: Order) -> list[int]:
-    """The order, as leaf indices, for sending the leaves of `operand`.
+    """The order, as leaf indices, in which `op` sends the leaves of `operand`.
 
-    Reductions follow the backward pass (`order`, by default last leaf first). Broadcasts and gathers follow
-    the forward pass, first leaf first.
+    Reductions follow the backward pass: `order`, or the last leaf first if it does not contain the operand.
+    Other collectives follow the forward pass, first leaf first.
+
+    Raises:
+        CommplanError: CP0711 if `order` does not list each leaf of the operand once.
     """
     natural = list(range(len(operand.leaves)))
     if op.op is None:
@@ -120,7 +136,11 @@ def readiness(operand: Value, op: Collective, order: Order) -> list[int]:
 
 
 def _emit(editor: Editor, op: Collective, bucket: LeafBucket, runs: list[Part], name: Ref) -> Ref:
-    """Emit the pack of a bucket and its collective; returns the buffer to unpack."""
+    """Emit the pack of a bucket and its collective, and return the buffer to unpack.
+
+    Integers of a mean are reduced by the hint `integers`: to their maximum, or to the values of the first
+    rank by a broadcast.
+    """
     packed = editor.pack(runs, op.span, f"{name}/pack", bucket.ways)
     if bucket.leaf_collective is None:
         return packed
@@ -145,9 +165,20 @@ def rewrite_flat(
     rewrite: Rewrite,
     choices: list[Choice],
 ) -> Phase:
-    """Apply `rewrite` to each collective for which `matches` holds, after packing it if necessary.
+    """Apply `rewrite` to each collective of a phase for which `matches` holds.
 
     y = collective(tree)  -->  y = unpack(rewritten(pack(tree))), if `bucket` has not packed it
+
+    Args:
+        schedule: The schedule.
+        phase: One of its phases.
+        order: The order of the backward pass, for collectives that are packed here.
+        matches: Whether a collective is rewritten. It must hold for the packed one if it holds for the tree.
+        rewrite: Emits the replacement.
+        choices: Receives the decisions of `rewrite`.
+
+    Returns:
+        The rewritten phase; `phase` itself if no collective matches.
     """
     if not any(isinstance(op, Collective) and matches(op) for op in phase.ops):
         return phase

@@ -30,6 +30,7 @@ class RatesPass(Pass, frozen=True):
 
 
 def _choice(schedule: Schedule, phase: Phase, op: Read) -> Choice:
+    """The record of the rates and the buffer of one load with independent clocks."""
     timing = rates(op.batch, prefetch(phase.ops))
     rows, shared = max(op.batch) // schedule.size(op.split), _shared_results(schedule, phase, op)
     nbytes = sum(value.nbytes // rows for value in phase.values if value.id in shared)  # of one record
@@ -38,13 +39,17 @@ def _choice(schedule: Schedule, phase: Phase, op: Read) -> Choice:
 
 
 def _shared_results(schedule: Schedule, phase: Phase, load: Read) -> list[Ref]:
-    """The values at which the work common to all members ends: they have other readers or are bound."""
+    """The last values of the work that is common to all members: other ops read them, or they are bound.
+
+    Empty for a load that reads different records for each member.
+    """
     if load.per:
         return []
     common = {load.result}
     for op in phase.ops:
-        same = isinstance(op, Map) and schedule.fn(op.fn).where == "host" and not op.random and not op.per
-        if same and common.issuperset(operands(op)):
+        is_host_map = isinstance(op, Map) and schedule.fn(op.fn).where == "host"
+        is_common = is_host_map and not op.random and not op.per
+        if is_common and common.issuperset(operands(op)):
             common.update(results(op))
     bound = {binding.value for binding in (*phase.outputs, *phase.takes)}
     read = {ref for op in phase.ops if not common.issuperset(results(op)) for ref in operands(op)}

@@ -1,4 +1,7 @@
-"""Utilities of rewrites: a phase editor, unique names, stable topological order, and buffer layout."""
+"""Utilities of rewrites: a phase editor, unique names, stable topological order, and buffer layout.
+
+Most passes create an `Editor` for each phase, emit ops to it, and return `Editor.finish`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,15 @@ from commplan.ir.types import SAME
 
 
 class Editor:
-    """A phase during a rewrite. Values may be added and replaced; `ops` are the ops emitted so far."""
+    """A phase during a rewrite.
+
+    Attributes:
+        schedule: The schedule before the rewrite.
+        phase: The phase before the rewrite.
+        values: The values of the phase and of the schedule's entry, by name. Rewrites add and replace values.
+        ops: The ops emitted so far.
+        types: Computes the types of results from `values`.
+    """
 
     def __init__(self, schedule: Schedule, phase: Phase) -> None:
         self.schedule, self.phase = schedule, phase
@@ -46,7 +57,7 @@ class Editor:
 
     @property
     def bound(self) -> set[Ref]:
-        """The values bound to outputs and updates."""
+        """The values bound to outputs and updates of the phase."""
         return {binding.value for binding in (*self.phase.outputs, *self.phase.updates)}
 
     @cached_property
@@ -55,6 +66,7 @@ class Editor:
         return DefUse(self.phase.ops)
 
     def size(self, axes: Iterable[str]) -> int:
+        """The number of ranks along `axes`."""
         return self.schedule.size(tuple(axes))
 
     def fresh(self, name: Ref) -> Ref:
@@ -65,6 +77,7 @@ class Editor:
         return f"{name}~{number}"
 
     def add(self, value: Value) -> Ref:
+        """Declare `value`, or replace the value of the same name; returns the name."""
         self.values[value.id] = value
         return value.id
 
@@ -74,10 +87,14 @@ class Editor:
         return ops
 
     def emit(self, op: Op, name: Ref | None = None) -> Ref:
-        """Append `op` and declare its result, with a unique name like `name` if that is set.
+        """Append `op` and declare its results.
+
+        Args:
+            op: The op.
+            name: The name of its only result, made unique (`fresh`); None to keep the names in `op`.
 
         Returns:
-            The name of the result.
+            The name of the first result.
         """
         if name is not None:
             (old,) = results_of(op)
@@ -89,14 +106,35 @@ class Editor:
     def pack(
         self, parts: Sequence[Part], span: Span, name: Ref, ways: int = 1, size: int | None = None
     ) -> Ref:
-        """Emit a buffer of `parts`, padded to `size` elements if that is set."""
+        """Emit a flat buffer of parts of leaves.
+
+        Args:
+            parts: The parts, with their offsets; at least one, all of one dtype.
+            span: The stage in the plan.
+            name: The name of the buffer, made unique.
+            ways: The number of rows (see `Pack`).
+            size: The number of elements of the buffer, including padding; None to end with the last part.
+
+        Returns:
+            The name of the buffer.
+        """
         leaf = self.values[parts[0].value].leaves[parts[0].leaf]
         size = size or ways * max(part.offset + part.size for part in parts)
         buffer = self.add(flat(self.fresh(name), size, leaf.dtype, SAME))
         return self.emit(Pack(buffer, tuple(parts), span, ways))
 
     def move(self, like: Collective, operand: Ref, name: Ref | None = None, **changes: Any) -> Ref:
-        """Emit a copy of the collective `like` with another `operand` and other `changes`."""
+        """Emit a copy of the collective `like` with another operand.
+
+        Args:
+            like: The collective to copy. Its dtype, size and `after` are replaced.
+            operand: The new operand.
+            name: The name of the result, made unique; None to keep that of `like`.
+            changes: Other fields to replace.
+
+        Returns:
+            The name of the result.
+        """
         value = self.values[operand]
         changes |= {"operand": operand, "dtype": widest(value.leaves), "nbytes": value.nbytes, "after": ()}
         return self.emit(replace(like, **changes), name)
@@ -106,7 +144,7 @@ class Editor:
         return self.values[ref].leaves[0]
 
     def finish(self, ops: Sequence[Op]) -> Phase:
-        """Return the phase with `ops` in topological order."""
+        """Return the phase with `ops` in topological order, and their results as its values."""
         ordered = in_order(ops)
         values = tuple(self.values[ref] for op in ordered for ref in results_of(op))
         return replace(self.phase, ops=ordered, values=values)
@@ -121,7 +159,7 @@ def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
     if all(
         makers.get(ref, -1) < index for index, op in enumerate(ops) for ref in (*operands_of(op), *op.after)
     ):
-        return tuple(ops)  # as most rewrites leave them
+        return tuple(ops)  # the order is correct already, as after most rewrites
     sorter = TopologicalSorter(
         {
             index: {makers[ref] for ref in (*operands_of(op), *op.after) if ref in makers} - {index}
@@ -142,7 +180,7 @@ def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
 
 
 def laid_out(parts: Iterable[Part]) -> list[Part]:
-    """Place `parts` consecutively in a buffer."""
+    """`parts` with offsets that place them consecutively in a buffer."""
     laid: list[Part] = []
     offset = 0
     for part in parts:
@@ -152,12 +190,22 @@ def laid_out(parts: Iterable[Part]) -> list[Part]:
 
 
 def unpack(result: Ref, parts: Iterable[Part], span: Span, like: Ref | None, ways: int = 1) -> Unpack:
-    """An unpack that assembles `result` from `parts`, with the pytree structure of `like`."""
+    """An unpack that assembles `result` from `parts` in any order; other arguments as in `Unpack`."""
     return Unpack(result, tuple(sorted(parts, key=lambda part: (part.leaf, part.start))), span, ways, like)
 
 
 def in_whole(parts: Iterable[Part], owner: int, rows: Value, whole: Value) -> list[Part]:
-    """Map the runs `parts` of row number `owner` to positions in `whole`, without padding."""
+    """Map runs of one row of a value to positions in the whole value, without padding.
+
+    Args:
+        parts: The runs, with starts in the row.
+        owner: The number of the row.
+        rows: The value as one row, whose leaves are equal parts of those of `whole`.
+        whole: The whole value.
+
+    Returns:
+        The runs with starts in the whole value. Runs that contain only padding are omitted.
+    """
     placed: list[Part] = []
     for part in parts:
         start = owner * rows.leaves[part.leaf].size + part.start
@@ -173,7 +221,7 @@ def round_up(size: int, multiple: int) -> int:
 
 
 def padded(editor: Editor, ref: Ref, size: int) -> Ref:
-    """A buffer of `size` elements that starts with `ref`, followed by zeros.
+    """A buffer of `size` elements that starts with the flat value `ref`, followed by zeros.
 
     x = pack(..)  -->  x = pack(..) with padding, if `x` is a packed buffer without rows
     x             -->  y = pack(x) with padding, otherwise
@@ -191,7 +239,7 @@ def padded(editor: Editor, ref: Ref, size: int) -> Ref:
 
 
 def trimmed(editor: Editor, ref: Ref, like: Collective) -> None:
-    """Define the result of `like` as the first elements of buffer `ref`."""
+    """Emit the result of `like` as the first elements of buffer `ref`."""
     size = editor.leaf(like.result).size
     editor.emit(Pack(like.result, (Part(ref, 0, 0, size, 0),), like.span))
 

@@ -1,4 +1,7 @@
-"""select: chooses the algorithm, the message size and the form of each collective."""
+"""select: chooses the algorithm, the message size and the form of each collective.
+
+`commplan.select` makes the decisions, and this pass writes them into the ops.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ class SelectPass(Pass, frozen=True):
     size (`commplan.select.size_thresholds`).
 
     Attributes:
-        split: under MPI, start collectives that may overlap computation early, and complete them at their
-            readers.
+        split: Whether collectives that may overlap computation are started early under MPI, and completed at
+            their readers. Without effect under JAX.
     """
 
     name: ClassVar[str] = "select"
@@ -38,10 +41,14 @@ class SelectPass(Pass, frozen=True):
         return [self._phase(chooser, phase, context.choices or {}, choices) for phase in schedule.phases]
 
     def _phase(self, chooser: Chooser, phase: Phase, searched: Choices, choices: list[Choice]) -> Phase:
-        """Select algorithms and message sizes. Equal collectives share a decision and a remark."""
+        """Select algorithms and message sizes for one phase.
+
+        Equal collectives share a decision. Collectives of a stage with the same outcome share a remark.
+        """
         searched_stages = {key.stage for key in searched if key.phase == phase.name}
         decided: dict[tuple[object, ...], Decision] = {}
-        alike: dict[tuple[object, ...], list[tuple[Collective, Decision]]] = {}
+        # The collectives of each remark.
+        remark_groups: dict[tuple[object, ...], list[tuple[Collective, Decision]]] = {}
         ops: list[Op] = []
         for op in phase.ops:
             if not isinstance(op, Collective):
@@ -55,16 +62,19 @@ class SelectPass(Pass, frozen=True):
             decided[key] = decision
             chosen = self._chosen(op, decision, chooser, is_hidden=phase.hidden > 0)
             ops.append(chosen)
-            group = (*stage, chosen.algorithm, chosen.hints.chunk, decision.why)
-            alike.setdefault(group, []).append((chosen, decision))
-        for group in alike.values():
+            remark_key = (*stage, chosen.algorithm, chosen.hints.chunk, decision.why)
+            remark_groups.setdefault(remark_key, []).append((chosen, decision))
+        for group in remark_groups.values():
             is_timed = group[0][1].seconds is not None or chooser.schedule.backend == "mpi"
             if is_timed and group[0][0].kind in KINDS:
                 choices.append(_choice(group))
         return replace(phase, ops=tuple(ops))
 
     def _chosen(self, op: Collective, decision: Decision, chooser: Chooser, *, is_hidden: bool) -> Collective:
-        """y = all_reduce(x)  -->  y = all_reduce(x) via ring, in messages of 32 KiB, split"""
+        """Write a decision into `op`.
+
+        y = all_reduce(x)  -->  y = all_reduce(x) via ring, in messages of 32 KiB, split
+        """
         hints = op.hints
         if decision.chunk is not None and hints.chunk is None:
             hints = replace(hints, chunk=decision.chunk)
@@ -76,15 +86,15 @@ class SelectPass(Pass, frozen=True):
         return replace(op, algorithm=decision.algorithm, hints=hints, form=form)
 
 
-def _choice(alike: list[tuple[Collective, Decision]]) -> Choice:
+def _choice(group: list[tuple[Collective, Decision]]) -> Choice:
     """The common choice for several collectives of a stage; the times are those of the largest."""
-    op, decision = max(alike, key=lambda pair: pair[0].nbytes)
-    sizes = {pair.nbytes for pair, _ in alike}
-    count = f"{len(alike)} x " if len(alike) > 1 else ""
-    most = "up to " if len(sizes) > 1 else ""
-    whose = "" if len(alike) == 1 else f"each of {len(alike)}" if len(sizes) == 1 else "the largest"
-    source = ", ".join(filter(None, (whose, decision.source)))
-    text = f"{op.algorithm} for {count}{op.kind} of {most}{sized(op.nbytes)} over {', '.join(op.axes)}"
+    op, decision = max(group, key=lambda pair: pair[0].nbytes)
+    sizes = {member.nbytes for member, _ in group}
+    count = f"{len(group)} x " if len(group) > 1 else ""
+    up_to = "up to " if len(sizes) > 1 else ""
+    timed_op = "" if len(group) == 1 else f"each of {len(group)}" if len(sizes) == 1 else "the largest"
+    source = ", ".join(filter(None, (timed_op, decision.source)))
+    text = f"{op.algorithm} for {count}{op.kind} of {up_to}{sized(op.nbytes)} over {', '.join(op.axes)}"
     if op.hints.chunk is not None and op.algorithm != NATIVE:
         text += f", in messages of {sized(op.hints.chunk)}"
     if op.form == "split":

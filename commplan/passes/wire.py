@@ -1,4 +1,7 @@
-"""wire: sends values in the wire dtype and adds them in the accumulation dtype."""
+"""wire: sends values in the wire dtype and adds them in the accumulation dtype.
+
+It also lowers the divisors of means and the hint `integers`, which backends do not execute.
+"""
 
 from __future__ import annotations
 
@@ -32,23 +35,28 @@ class WirePass(Pass, frozen=True):
 
 
 def _requests_types(op: Collective) -> bool:
+    """Whether the pass rewrites `op`."""
     return has_wire_options(op) or op.divisor > 1 or op.hints.integers is not None
 
 
 def _rewrite(editor: Editor, op: Collective, padding_allowed: bool, choices: list[Choice]) -> None:
     """Emit the replacement of `op`.
 
-    A mean is divided before its sum is sent on, in the accumulation dtype, which can represent the sum; in
-    f16 the terms are divided before they are sent.
+    A mean is divided in the accumulation dtype, which can represent the sum, before the sum is sent on. In
+    f16 it cannot, so the terms are divided before they are sent.
 
     Args:
+        editor: Receives the ops.
+        op: A collective on a flat buffer.
         padding_allowed: Whether readers tolerate padding after the result.
+        choices: Receives the decision if the dtypes differ from that of the operand.
     """
     dtype = editor.leaf(op.operand).dtype
     adds = op.op == "sum" and editor.size(op.axes) > 1
     wire, accumulate = op.hints.wire_types(dtype, adds=adds)
     if op.divisor > 1 and op.hints.divides_first(dtype):
         op = replace(op, operand=_divide(editor, op, op.operand, f"{op.result}/divided"), divisor=1)
+    # The collective that remains after the casts and divisions.
     bare = replace(op, hints=replace(op.hints, wire=None, accumulate=None), divisor=1)
     if wire == dtype and (not adds or accumulate == wire):
         if op.divisor == 1:
@@ -74,7 +82,7 @@ def _rewrite(editor: Editor, op: Collective, padding_allowed: bool, choices: lis
 
 
 def _alternatives(kind: str, dtype: DType, wire: DType, accumulate: DType) -> tuple[str, ...]:
-    """The alternatives: the native collective in either of the two dtypes."""
+    """Descriptions of the rejected alternatives: one native collective in the wire dtype, or in `dtype`."""
     rejected = [f"one {kind} that sends and adds in {wire}: the sum must be in {accumulate}"]
     if dtype.nbytes > wire.nbytes:
         times = dtype.nbytes // wire.nbytes
@@ -97,7 +105,7 @@ def _merge_choices(choices: Sequence[Choice]) -> list[Choice]:
 
 
 def _cast_around(editor: Editor, op: Collective, bare: Collective, wire: DType) -> None:
-    """Lower a collective that does not accumulate.
+    """Lower a collective that adds nothing, or adds in the wire dtype.
 
     y = broadcast(x)  -->  y = cast(broadcast(cast(x, wire)), dtype of x)
     """
@@ -144,14 +152,26 @@ def _sum(
 
 
 def _gathers_by(op: Collective) -> Algorithm:
-    """The algorithm that `op` names if it is an all-gather algorithm; an all-to-all has none."""
+    """The algorithm of the all-gather: that of the plan if it supports all-gathers, else `native`."""
     return op.algorithm if op.pinned and op.algorithm.name in algorithms("all_gather") else NATIVE
 
 
 def _shard_sum(
     editor: Editor, op: Collective, bare: Collective, wire: DType, accumulate: DType, name: Ref | None
 ) -> Ref:
-    """This rank's shard of the sum or mean, in `accumulate`. Without `name` it is the result of `op`."""
+    """Emit this rank's shard of the sum or mean, in dtype `accumulate`.
+
+    Args:
+        editor: Receives the ops.
+        op: The collective that is lowered.
+        bare: `op` without wire options and divisor, on a buffer of whole shards.
+        wire: The dtype in which values are sent.
+        accumulate: The dtype in which they are added.
+        name: The name of the shard, made unique; None if it is the result of `op`.
+
+    Returns:
+        The shard.
+    """
     narrow = _cast(editor, op, bare.operand, wire, f"{op.result}/{wire}")
     swapped = editor.move(bare, narrow, f"{op.result}/swapped", kind="all_to_all", op=None, algorithm=NATIVE)
     wide = _cast(editor, op, swapped, accumulate, f"{op.result}/{accumulate}")
@@ -162,7 +182,7 @@ def _shard_sum(
 
 
 def _divide(editor: Editor, op: Collective, operand: Ref, name: Ref | None = None) -> Ref:
-    """Divide `operand` by the divisor of `op`. Without `name` the quotient is the result of `op`."""
+    """Divide `operand` by the divisor of `op`. If `name` is None, the quotient is the result of `op`."""
     return editor.emit(Scale(op.result, operand, "div", float(op.divisor), op.span), name)
 
 

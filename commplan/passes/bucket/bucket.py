@@ -1,4 +1,8 @@
-"""bucket: replaces collectives on trees by collectives on contiguous buffers of bounded size."""
+"""bucket: replaces collectives on trees by collectives on contiguous buffers of bounded size.
+
+The pass groups collectives that may share buffers, and chooses the bound of each group. `passes.packing` emits
+the ops.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +37,15 @@ class BucketPass(Pass, frozen=True):
     twice the limit.
 
     Attributes:
-        max: bytes of a bucket for stages without `{ bucket = .. }`. By default, the size with the least
-            exposed time on the topology (`commplan.passes.search`); without a topology 25 MiB, or more under
-            JAX for a large tree that is reduced (`commplan.passes.bucket.size_model`).
-        coalesce: whether adjacent collectives with equal properties share buckets.
-        pinned: pack only stages with `{ bucket = .. }`. For leaves that are sharded over mesh axes that the
-            plan does not name, since packing would gather them first.
-        in_process: pack only stages with `{ bucket = .. }`, `{ overlap = update }` or `via`. For ranks that
-            are threads of one process: packing saves no message, and each part of a buffer must be compiled.
+        max: Maximum bytes of a bucket for stages without `{ bucket = .. }`. None for the size with the least
+            exposed time on the topology (`commplan.passes.search`). Without a topology it is then 25 MiB, or
+            more under JAX for a large tree that is reduced (`commplan.passes.bucket.size_model`).
+        coalesce: Whether adjacent collectives with equal properties share buckets.
+        pinned: Whether to pack only stages with `{ bucket = .. }`. For leaves that are sharded over mesh axes
+            that the plan does not name, since packing would gather them first.
+        in_process: Whether to pack only stages with `{ bucket = .. }`, `{ overlap = update }` or `via`. For
+            ranks that are threads of one process, in which packing saves no message, and each part of a
+            buffer must be compiled. Without effect if `pinned` is set.
     """
 
     name: ClassVar[str] = "bucket"
@@ -105,7 +110,8 @@ def _groups(editor: Editor, phase: Phase, context: PassContext, *, coalesce: boo
 
     They agree in kind, axes, op, root, algorithm, hints, divisor and placement, and for blocked kinds in
     whether the operand is an array or a tree. They have no other collective between them, do not depend on
-    each other, and are of one stage or of stages that the search did not set apart.
+    each other, and are of one stage or of stages that the search did not set apart. Collectives on flat
+    buffers are in no group.
     """
     groups: list[list[Collective]] = []
     tainted: set[Ref] = set()  # values that depend on the results of the current group
@@ -131,6 +137,7 @@ def _groups(editor: Editor, phase: Phase, context: PassContext, *, coalesce: boo
 
 
 def _key(editor: Editor, op: Collective) -> tuple[object, ...]:
+    """The properties in which collectives that share buffers agree."""
     places = (editor.values[op.operand].placement, editor.values[op.result].placement)
     # Arrays and trees are split differently, so they do not share a scatter or gather.
     cut_as = editor.values[op.operand].kind if op.kind in BLOCKED else ""
@@ -143,6 +150,7 @@ def _asks_for_buffers(op: Collective) -> bool:
 
 
 def _choice_not_packed(group: Sequence[Collective]) -> Choice:
+    """The remark on a group that stays unpacked because its ranks share one process."""
     names = ", ".join(f"`{name_of(op.operand)}`" for op in group)
     text = f"{names}: each leaf separately, {sized(sum(op.nbytes for op in group))}"
     why = "the ranks share the memory of one process: packing would copy, and save no message"

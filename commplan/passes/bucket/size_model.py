@@ -1,4 +1,4 @@
-"""The default bucket size for stages without an explicit choice."""
+"""The default bucket size, for stages for which neither the plan, nor an option, nor the search chose one."""
 
 from __future__ import annotations
 
@@ -9,27 +9,34 @@ from commplan.ir.schedule import Backend, Collective
 from commplan.ir.types import sized
 from commplan.passes.bin_packing import LeafSlice, halved
 
-DEFAULT_NBYTES = 25 * 1024**2
-# Under JAX if costs are unknown: best overlap in steps compiled for H100 (`bench.compiled`).
-JAX_PARTS, JAX_MAX_NBYTES = 8, 64 * 1024**2
-FAIR = 4  # the smaller of two parts is at least 1/4 of the whole, otherwise there is one part
+DEFAULT_NBYTES = 25 * 1024**2  # bytes
+# Reductions under JAX: an eighth of the stage, between the default and 64 MiB. Steps compiled for H100 overlap
+# best with these sizes (`bench.compiled`).
+JAX_PARTS = 8  # number of buckets
+JAX_MAX_NBYTES = 64 * 1024**2  # bytes
+FAIR = 4  # a stage is cut in two parts only if the smaller one is at least 1/4 of the whole
 
 
 class Size(NamedTuple):
-    """A bucket limit in bytes and its reason."""
+    """A bucket limit and its reason.
+
+    Attributes:
+        limit: Maximum bytes of one rank's buffer.
+        why: The reason, in words.
+    """
 
     limit: int
     why: str
 
 
 def size(backend: Backend, head: Collective, nbytes: int, items: Sequence[LeafSlice]) -> Size:
-    """Return the limit for a stage.
+    """Return the limit for a group of collectives that share buckets.
 
     Args:
-        backend: `jax` or `mpi`.
-        head: the stage's first collective.
-        nbytes: bytes of the stage's operands.
-        items: its leaves.
+        backend: The backend.
+        head: The first collective of the group.
+        nbytes: Bytes of one rank's operands, over the group.
+        items: The leaves of the group. With `overlap = update`, the limit divides them nearly in half.
     """
     if head.hints.overlap == "update":
         larger, _ = halved(items)
