@@ -173,7 +173,7 @@ def rewrite_flat(
         schedule: The schedule.
         phase: One of its phases.
         order: The order of the backward pass, for collectives that are packed here.
-        matches: Whether a collective is rewritten. It must hold for the packed one if it holds for the tree.
+        matches: Whether a collective is rewritten; called before and after it is packed.
         rewrite: Emits the replacement.
         choices: Receives the decisions of `rewrite`.
 

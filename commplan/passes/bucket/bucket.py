@@ -1,7 +1,7 @@
 """bucket: replaces collectives on trees by collectives on contiguous buffers of bounded size.
 
-The pass groups collectives that may share buffers, and chooses the bound of each group. `passes.packing` emits
-the ops.
+The pass groups collectives that may share buffers, and chooses the bound of each group. `passes.packing`
+emits the ops.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from commplan.ir.types import sized
 from commplan.passes.bin_packing import LeafSlice, halved
 
 DEFAULT_NBYTES = 25 * 1024**2  # bytes
-# Reductions under JAX: an eighth of the stage, between the default and 64 MiB. Steps compiled for H100 overlap
-# best with these sizes (`bench.compiled`).
+# Reductions under JAX: an eighth of the stage, between the default and 64 MiB. Steps compiled for H100
+# overlap best with these sizes (`bench.compiled`).
 JAX_PARTS = 8  # number of buckets
 JAX_MAX_NBYTES = 64 * 1024**2  # bytes
 FAIR = 4  # a stage is cut in two parts only if the smaller one is at least 1/4 of the whole

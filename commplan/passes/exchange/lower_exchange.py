@@ -1,7 +1,7 @@
-"""Lower exchanges between workers to ordinary ops.
+"""Lowers exchanges between workers to ordinary ops, for the pass `place`.
 
-States sharded among owners are sliced before a whole value is assigned, and gathered before a whole value is
-read.
+States that are sharded among owners are gathered before a whole value is read. A whole value is sliced before
+it is assigned to such a state.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ from commplan.passes.exchange.owner_selection import Owners, hints_of, streaming
 from commplan.passes.exchange.owner_shards import StageOrigin, join_parts, reduce_rows
 from commplan.passes.rewrite import Editor
 
-HALVES = 2 * 1024**2  # least bytes of a gradient that is split in two parts
+HALVES = 2 * 1024**2  # bytes; a smaller gradient is not split in two parts under MPI
 
 
 class _ShardBuilder(PhaseBuilder):
-    """A builder on an editor's values that lowers a reduce-scatter to a few owners to one reduce for each."""
+    """A builder on an editor's values, for the reduction of a gradient.
+
+    If only a few ranks are owners, it lowers the reduce-scatter to one reduce for each owner.
+    """
 
     def __init__(self, editor: Editor, owners: Owners) -> None:
         super().__init__(editor.schedule.axes, editor.values)
@@ -58,7 +61,15 @@ class _ShardBuilder(PhaseBuilder):
 
 
 def shard_entry(schedule: Schedule, ownerships: Mapping[str, Ownership]) -> Schedule:
-    """Shard the states in `ownerships`, by name, among their owners at the entry of `schedule`."""
+    """Shard states among their owners at the entry of `schedule`.
+
+    Args:
+        schedule: The schedule.
+        ownerships: The owners of the states to shard, by the name of the state.
+
+    Returns:
+        The schedule with sharded entry values; its phases are unchanged.
+    """
     shards = tuple(
         StateShard(ref, ownerships[name_of(ref)]) for ref in schedule.states if name_of(ref) in ownerships
     )
@@ -74,11 +85,11 @@ class StateSharding:
     """Rewrites one phase so that exchanges are lowered and states are sharded among their owners.
 
     Attributes:
-        editor: the phase, with sharded entry values.
-        ownerships: the owners of the sharded states, by name.
-        whole_values: the sharded states before sharding, by name.
-        parts: refs of values that are shards.
-        updated_shards: results of the maps that update shards.
+        editor: The phase, with sharded entry values.
+        ownerships: The owners of the sharded states, by the name of the state.
+        whole_values: The states before sharding, by name.
+        parts: The values that are shards of a state.
+        updated_shards: The results of the maps that update shards.
     """
 
     def __init__(
@@ -91,6 +102,8 @@ class StateSharding:
 
     def finish(self) -> Phase:
         """Return the rewritten phase, with gathers and slices added as needed.
+
+        The ops of the phase must have been emitted to the editor.
 
         y = map f(m)  -->  whole = all_gather(m); y = map f(whole)
         m = map f(x)  -->  m = map f(slice(x)), if f is elementwise and nothing else reads m
@@ -112,7 +125,7 @@ class StateSharding:
             -->  gs = reduce_scatter(g); ws = slice(w); ms = slice(m);
                  ws', ms' = map f(ws, ms, gs); w' = all_gather(ws'); m' = all_gather(ms')
 
-        A state `m` that is sharded is neither sliced nor gathered.
+        The optimizer's state `m` is neither sliced nor gathered if it is sharded.
         """
         values, axes = self.editor.values, self.editor.schedule.axes
         ownership = owners.ownership
@@ -146,7 +159,7 @@ class StateSharding:
         self.editor.ops.append(update)
 
     def _reduce_gradient(self, op: Exchange, owners: Owners) -> Ref:
-        """The summed or averaged gradient: this rank's shard, or all of it."""
+        """Emit the reduction of the gradient, and return its result: this rank's shard, or all of it."""
         result = self.editor.fresh(f"{op.results[0]}/gradient")
         hints = self._hints(op, owners)
         dtypes = {leaf.dtype for leaf in self.editor.values[op.gradient].leaves}
@@ -168,8 +181,8 @@ class StateSharding:
     def _hints(self, op: Exchange, owners: Owners) -> Hints:
         """The hints of the collectives.
 
-        MPI has no idle links to fill, but a large gradient is still split in two halves, so that one half is
-        updated and sent back while the other is summed.
+        Under MPI, a large gradient of sharded states is split in two halves, even if the plan does not
+        request overlap. One half is updated and sent back while the other is summed.
         """
         schedule, gradient = self.editor.schedule, self.editor.values[op.gradient]
         hints = hints_of(op, streams=streaming(schedule, owners))
@@ -178,7 +191,7 @@ class StateSharding:
         return replace(hints, overlap="update")
 
     def _add(self, value: Value, name: Ref) -> Ref:
-        """Add a value like `value` under `name`, made unique unless it is the same value."""
+        """Declare a value like `value` under `name`, made unique unless it is the name of `value`."""
         fresh = name if name == value.id else self.editor.fresh(name)
         return self.editor.add(replace(value, id=fresh))
 
@@ -196,7 +209,10 @@ class StateSharding:
         return op
 
     def _gather(self, ref: Ref, span: Span, stages: tuple[Ref, ...]) -> Ref:
-        """Gather `ref` if it is a shard, once in a phase; returns the whole value."""
+        """Return the whole value of `ref`. Gathers it if it is a shard, once in a phase.
+
+        `span` and `stages` are the stage of the plan that reads it, for the ops of the gather.
+        """
         if ref not in self.parts or ref in self._whole:
             return self._whole.get(ref, ref)
         name = self._add(self.whole_values[name_of(ref)], f"{ref}/whole")
@@ -236,6 +252,7 @@ class StateSharding:
             return False
         if [b.value for b in (*phase.outputs, *phase.updates)].count(binding.value) != 1:
             return False
+        # Operands that are split or differ along the owners' axes cannot be sliced along them.
         placements = [self.editor.values[ref].placement for ref in maker.operands]
         return not any(
             placement.split or any(placement.varies(axis) for axis in ownership.axes)

@@ -1,4 +1,8 @@
-"""Choose the owners of an exchange between workers, by predicted cost."""
+"""Chooses the owners of an exchange between workers, by predicted cost, for the pass `place`.
+
+The owners of a state update it. Each worker may own a part, only some workers may, or every worker may update
+the whole state.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,10 @@ from commplan.select.algorithm_search import Chooser, rounded
 
 SAVES = 0.20  # least saving, as a fraction of time, for which replicated updates are used
 
+# The names of the alternatives in remarks.
+SHARDED = "each worker owns a part"
 CENTRAL = "one owner of all parts"
-SHARDED, REPLICATED = "each worker owns a part", "all-reduce, and every worker updates all parts"
+REPLICATED = "all-reduce, and every worker updates all parts"
 
 
 class Owners(NamedTuple):
@@ -30,10 +36,10 @@ class Owners(NamedTuple):
     Attributes:
         how: `sharded` if each owner updates its part of every leaf, `replicated` if each rank updates
             everything.
-        axes: the axes in the order of parts, first is major.
-        via: algorithm for gradients and weights, or None.
-        shards_state: whether the optimizer's state is sharded among the owners.
-        ranks: the owners, counted over all axes; empty if all ranks are owners.
+        axes: The axes of the exchange in the order of parts, the first one major.
+        via: The algorithm for gradients and weights; None if later passes choose it.
+        shards_state: Whether some of the optimizer's state is stored in shards, by the owners.
+        ranks: The owners, counted row-major over `axes`; empty if all ranks are owners.
     """
 
     how: Literal["sharded", "replicated"]
@@ -48,7 +54,10 @@ class Owners(NamedTuple):
 
 
 def inner_first(over: tuple[str, ...], within: str | None) -> tuple[str, ...]:
-    """The axes of an exchange in order of reduction: last named first, `within` last."""
+    """The axes of an exchange in the order of reduction: the last named first, and `within` last.
+
+    `within` is one of `over`, or None if the plan does not specify it.
+    """
     inside = tuple(axis for axis in reversed(over) if axis != within)
     return inside if within is None else (*inside, within)
 
@@ -59,10 +68,10 @@ def spread_out(
     """Choose `owners` ranks, as far apart as possible along `over`.
 
     Args:
-        sizes: sizes of the axes.
-        over: axes from outermost to innermost, so that owners are spread over racks first.
-        axes: axes over which the returned ranks are counted, row-major.
-        owners: number of owners.
+        sizes: The sizes of the axes.
+        over: The axes from outermost to innermost, so that owners are spread over racks first.
+        axes: The same axes, in the order in which the returned ranks are counted, row-major.
+        owners: The number of owners.
 
     Returns:
         The ranks, or an empty tuple if all ranks are owners.
@@ -80,8 +89,14 @@ def spread_out(
 def levels(axes: tuple[str, ...], within: str | None, *, few: bool) -> Algorithm | None:
     """The hierarchy for `within`, for example `hierarchical(worker, rack)` for `within = rack`.
 
-    If `few` (some ranks own nothing), levels use chains, since no backend has a native reduction to one rank
-    at a level.
+    Args:
+        axes: The axes in the order of reduction (`inner_first`).
+        within: The option of the plan; None if it is absent.
+        few: Whether some ranks own nothing. Levels then use chains, since no backend has a native reduction
+            to one rank at a level.
+
+    Returns:
+        The hierarchy; None without `within`, or with a single axis.
     """
     if within is None or len(axes) < 2:
         return None
@@ -92,7 +107,8 @@ def hints_of(op: Exchange, *, streams: bool = False) -> Hints:
     """The hints of the collectives of an exchange.
 
     Args:
-        streams: whether parts overlap without a request of the plan, see `streaming`.
+        op: The exchange.
+        streams: Whether parts overlap even if the plan does not request it (`streaming`).
     """
     overlap = op.hints.overlap or ("backward" if streams else None)
     return replace(op.hints, staleness=None, overlap=overlap)
@@ -104,11 +120,12 @@ def streaming(schedule: Schedule, owners: Owners) -> bool:
     With few owners, or across levels of the network, some links idle while a part is sent, and another part
     can use them. With all ranks as owners on one level no link idles, and each part costs extra calls.
     """
-    return bool(owners.ranks) or sum(max(1, len(schedule.axis(a).levels)) for a in owners.axes) > 1
+    level_count = sum(max(1, len(schedule.axis(name).levels)) for name in owners.axes)
+    return bool(owners.ranks) or level_count > 1
 
 
 def unshardable_reason(schedule: Schedule, op: Exchange) -> str | None:
-    """The first part of the states that cannot be sharded, with the reason; None if all can."""
+    """The first of the states of `op` that cannot be sharded, with the reason; None if all can."""
     weights = schedule.values[op.results[0]]
     if not any(leaf.shape for leaf in weights.leaves):
         return f"a part of `{name_of(op.results[0])}`, which is a scalar"
@@ -124,7 +141,13 @@ def unshardable_reason(schedule: Schedule, op: Exchange) -> str | None:
 
 
 class Times(NamedTuple):
-    """Predicted seconds of data movement with sharded, one, and no owners; None if unknown."""
+    """Predicted seconds of data movement; None without a prediction.
+
+    Attributes:
+        sharded: If each worker owns a part.
+        central: If one worker owns all parts.
+        replicated: If every worker updates all parts.
+    """
 
     sharded: float | None
     central: float | None
@@ -132,18 +155,19 @@ class Times(NamedTuple):
 
     @property
     def without_owners(self) -> bool:
-        """Whether an all-reduce is predicted to be clearly faster."""
+        """Whether an all-reduce is predicted to be faster than sharded owners by at least `SAVES`."""
         sharded, replicated = self.sharded, self.replicated
         return sharded is not None and replicated is not None and replicated < sharded * (1 - SAVES)
 
 
 def predict(chooser: Chooser, op: Exchange, axes: tuple[str, ...]) -> Times:
-    """Predict the time of each way to carry out `op`."""
+    """Predict the time of each way to carry out `op` over `axes`."""
     gradient = chooser.schedule.values[op.gradient]
     whole, dtype = gradient.nbytes, widest(gradient.leaves)
     shard = -(-whole // chooser.schedule.size(axes))
 
     def time(kind: CollectiveKind, nbytes: int) -> float | None:
+        """The predicted seconds of a collective with an operand of `nbytes`."""
         adds = "sum" if kind in REDUCING else None
         root = 0 if kind in ROOTED else None
         query = Collective(kind, "", "", axes, dtype, nbytes, op.span, adds, root, hints=hints_of(op))
@@ -161,29 +185,29 @@ def predict(chooser: Chooser, op: Exchange, axes: tuple[str, ...]) -> Times:
 
 
 def describe_choice(chooser: Chooser, op: Exchange, owners: Owners) -> Choice:
-    """The choice and its alternatives, for `explain`."""
+    """The record of the choice of `owners` for `op`, with its alternatives, for `explain`."""
     workers = chooser.schedule.size(owners.axes)
     why_not = unshardable_reason(chooser.schedule, op)
     times = predict(chooser, op, owners.axes)
-    few = len(owners.ranks)
+    owner_count = len(owners.ranks)  # 0 if all ranks are owners
     if owners.how == "replicated":
         text, seconds = REPLICATED, times.replicated
         why = f"owners cannot store {why_not}" if why_not else "it takes clearly less time"
-    elif few:
+    elif owner_count:
         text = _describe_owners(chooser, op, owners)
-        seconds = times.central if few == 1 else None
+        seconds = times.central if owner_count == 1 else None
         why = "set in the plan"
     else:
         text, seconds = f"{SHARDED}: {workers} owners along {', '.join(owners.axes)}", times.sharded
         why = "set in the plan" if op.algorithm is not None else "every part is updated once"
     if owners.shards_state:
         sharded_states = ", ".join(f"`{name_of(ref)}`" for ref in op.results[1:])
-        why += f"; {sharded_states} is kept by the owners, 1/{few or workers} of it on each"
+        why += f"; {sharded_states} is kept by the owners, 1/{owner_count or workers} of it on each"
     predictions = {SHARDED: times.sharded, CENTRAL: times.central, REPLICATED: times.replicated}
     if owners.how == "replicated":
         chosen = REPLICATED
-    elif few:
-        chosen = CENTRAL if few == 1 else ""
+    elif owner_count:
+        chosen = CENTRAL if owner_count == 1 else ""
     else:
         chosen = SHARDED
     alternatives = tuple(
@@ -196,7 +220,7 @@ def describe_choice(chooser: Chooser, op: Exchange, owners: Owners) -> Choice:
 
 
 def _describe_owners(chooser: Chooser, op: Exchange, owners: Owners) -> str:
-    """Describe the owners and their load. Shards differ only by padding."""
+    """Describe a few owners and the bytes of the weights that each stores."""
     weights, count = chooser.schedule.values[op.results[0]], len(owners.ranks)
     rows = [(row_size(weights.kind, leaf, count), leaf) for leaf in weights.leaves if leaf.shape]
     loads = [

@@ -1,9 +1,11 @@
-"""Shards owned by a few ranks: reduce gradients to the owners and broadcast their results.
+"""Shards that only a few ranks own: reduces gradients to the owners, and broadcasts their results.
 
-Each leaf is split into as many equal rows as there are owners, and owner j stores row j, so that the load is
-equal up to padding. Under MPI rows are sent in pieces: one piece is updated and sent back while the next is
-reduced, so that links are used in both directions. With n pieces the second direction finishes 1/n of the
-transfer time after the first; more than `PIECES` pieces would gain little.
+Each leaf is split into as many equal rows as there are owners. Owner j stores row j, so the load is equal up
+to padding.
+
+Under MPI, rows are sent in pieces. One piece is updated and sent back while the next is reduced, which uses
+links in both directions. With n pieces, the second direction finishes 1/n of the transfer time after the
+first, so more than `PIECES` pieces would gain little.
 """
 
 from __future__ import annotations
@@ -23,20 +25,29 @@ from commplan.ir.types import DType
 from commplan.passes.rewrite import Editor, in_whole, laid_out, unpack
 from commplan.select.options import NATIVE
 
-PIECES = 8  # most pieces, over all rows
-LEAST = 256 * 1024  # least bytes of a piece
+PIECES = 8  # maximum number of pieces, over all rows
+LEAST = 256 * 1024  # minimum bytes of a piece, over all rows
 
 
 def reduce_rows(editor: Editor, like: Collective, owners: tuple[int, ...]) -> Ref:
-    """Reduce by rows: each owner gets its row and other ranks zeros; scalars are all-reduced.
+    """Emit a reduction by rows: each owner gets its row and other ranks zeros; scalars are all-reduced.
 
         s = sum(g)  -->  b = pack(g, rows); r0 = reduce(row 0 of b) to its owner; ..; s = unpack(r0 + r1 + ..)
 
     Rows are split into pieces, and all reductions are emitted before any result is used.
+
+    Args:
+        editor: Receives the ops.
+        like: The reduce-scatter to replace, whose operand is a tree or an array.
+        owners: The ranks of the owners, counted over the axes of `like`.
+
+    Returns:
+        The name of the result.
     """
     operand, result = like.operand, like.result
     value, ways = editor.values[operand], len(owners)
     placed: list[Part] = []
+    # For each piece, its name, the result of the reduction to each owner, and the parts of leaves in it.
     summed: list[tuple[str, list[Ref], list[Part]]] = []
     for dtype, leaves in _by_dtype(value):
         sizes = [row_size(value.kind, value.leaves[leaf], ways) for leaf in leaves]
@@ -58,9 +69,18 @@ def reduce_rows(editor: Editor, like: Collective, owners: tuple[int, ...]) -> Re
 def _pieces(
     editor: Editor, ref: Ref, leaves: list[int], sizes: list[int], ways: int, dtype: DType
 ) -> list[list[Part]]:
-    """Split the columns of `leaves` into equal pieces; returns the buffer parts of each.
+    """Split the columns of `leaves` into equal pieces, under MPI; elsewhere they are one piece.
 
-    `sizes` are the columns of each leaf.
+    Args:
+        editor: The phase.
+        ref: The value.
+        leaves: Its leaves of one dtype, by index.
+        sizes: The number of columns of each leaf.
+        ways: The number of rows of each leaf.
+        dtype: The dtype of the leaves.
+
+    Returns:
+        The parts of each piece, with offsets in a buffer for this piece.
     """
     columns, count = sum(sizes), 1
     if editor.schedule.backend == "mpi":
@@ -79,7 +99,7 @@ def _pieces(
 def _reduce_piece(
     editor: Editor, name: str, parts: list[Part], owners: tuple[int, ...], like: Collective
 ) -> list[Ref]:
-    """Emit the reduction of a piece to each owner."""
+    """Emit the reductions of a piece, one to each owner, and return their results."""
     ways = len(owners)
     columns = sum(part.size for part in parts)
     buffer = editor.pack(parts, like.span, f"{name}/rows", ways)
@@ -94,7 +114,14 @@ def _reduce_piece(
 
 
 class StageOrigin(NamedTuple):
-    """The stage of the plan that a collective comes from: its line, its results, its hints and algorithm."""
+    """The stage of the plan that a collective comes from.
+
+    Attributes:
+        span: Its location in the plan.
+        stages: The stages that the collective carries out, as in `Collective.stages`.
+        hints: The hints of the collective.
+        via: The algorithm that the plan specifies; None if it does not.
+    """
 
     span: Span
     stages: tuple[Ref, ...]
@@ -103,7 +130,15 @@ class StageOrigin(NamedTuple):
 
 
 def join_parts(editor: Editor, operand: Ref, result: Ref, ownership: Ownership, origin: StageOrigin) -> None:
-    """Assemble a whole value from shards on all ranks; scalars are those of the first owner.
+    """Emit the assembly of a whole value from shards. If only some ranks are owners, its scalars are those of
+    the first one.
+
+    Args:
+        editor: Receives the ops, and contains the declarations of both values.
+        operand: The value whose shard each owner has.
+        result: The whole value.
+        ownership: The owners.
+        origin: The stage of the plan, for the collectives.
 
     If all ranks are owners:
 
@@ -137,19 +172,22 @@ def join_parts(editor: Editor, operand: Ref, result: Ref, ownership: Ownership, 
 
 
 def _by_dtype(value: Value, *, scalars: bool = False) -> Iterable[tuple[DType, list[int]]]:
-    """The indices of array leaves, or of scalars, grouped by dtype."""
+    """The indices of array leaves, or of scalars, grouped by dtype. Leaves without elements are omitted."""
     leaves = value.leaves
     selected = (i for i, leaf in enumerate(leaves) if bool(leaf.shape) != scalars and leaf.size)
     return grouped(selected, lambda index: leaves[index].dtype).items()
 
 
 def _run(ref: Ref, leaves: list[int], sizes: list[int]) -> list[Part]:
-    """Lay out the leaves of `ref` consecutively in a buffer, or the reverse if `ref` is the buffer."""
+    """The parts of a buffer that contains `leaves` one after another, with `sizes` elements each.
+
+    `ref` is the value to pack, or the buffer to unpack.
+    """
     return laid_out(Part(ref, leaf, 0, size, 0) for leaf, size in zip(leaves, sizes, strict=True))
 
 
 def _one_of(editor: Editor, name: Ref, reduced: list[Ref], span: Span) -> Ref:
-    """Select this rank's row. Each rank has at most one nonzero row, so the rows are added."""
+    """Emit the selection of this rank's row. Each rank has at most one nonzero row, so the rows are added."""
     if len(reduced) == 1:
         return reduced[0]
     size = editor.leaf(reduced[0]).size

@@ -29,8 +29,9 @@ class PlacePass(Pass, frozen=True):
     """Parameter exchanges between workers become scatters, updates by owners, and gathers.
 
     Attributes:
-        how: the owners of updates if the plan has no `via parameter_server`. `auto` uses owners unless an
-            all-reduce is predicted to save a fifth; `sharded` and `replicated` force one of the two.
+        how: The owners of updates if the plan has no `via parameter_server`. `auto` uses owners unless an
+            all-reduce is predicted to save more than a fifth of the time. `sharded` and `replicated` force
+            one of the two. States that cannot be sharded are always replicated.
     """
 
     name: ClassVar[str] = "place"
@@ -44,9 +45,9 @@ class PlacePass(Pass, frozen=True):
         chooser = Chooser(schedule, context.costs, context.topology, context.candidates)
         owners = {op.results: self._owners(chooser, op) for op in exchanges}
         ownerships = _shardable_states(owners)
-        for results, owner in owners.items():
+        for results, choice in owners.items():
             shards_state = any(name_of(ref) in ownerships for ref in results[1:])
-            owners[results] = owner._replace(shards_state=shards_state)
+            owners[results] = choice._replace(shards_state=shards_state)
         choices = tuple(describe_choice(chooser, op, owners[op.results]) for op in exchanges)
         whole_values = {name_of(value.id): value for value in schedule.entry[len(schedule.inputs) :]}
         schedule = shard_entry(schedule, ownerships)
@@ -57,6 +58,12 @@ class PlacePass(Pass, frozen=True):
         return replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
 
     def _owners(self, chooser: Chooser, op: Exchange) -> Owners:
+        """Choose the owners of one exchange.
+
+        Raises:
+            CommplanError: CP0728 for `staleness`, CP0726 if the plan requests owners of states that cannot be
+                sharded, CP0757 as `_owner_ranks`.
+        """
         schedule, state = chooser.schedule, name_of(op.states[0])
         if op.hints.staleness:
             message = f"`staleness = {op.hints.staleness}` needs a server: `{state}` is on the workers"
@@ -79,11 +86,15 @@ class PlacePass(Pass, frozen=True):
             return Owners("sharded", axes, levels(axes, within, few=bool(owner_ranks)), ranks=owner_ranks)
         if why is not None or self.how == "replicated":
             return Owners("replicated", op.axes)
-        saves = predict(chooser, op, axes).without_owners
-        return Owners("replicated", op.axes) if saves and self.how == "auto" else Owners("sharded", axes)
+        is_faster = predict(chooser, op, axes).without_owners
+        return Owners("replicated", op.axes) if is_faster and self.how == "auto" else Owners("sharded", axes)
 
     def _owner_ranks(self, schedule: Schedule, op: Exchange, axes: tuple[str, ...]) -> tuple[int, ...]:
-        """The owners, if the plan requests only some of the workers."""
+        """The owners if the plan requests only some of the workers; empty otherwise.
+
+        Raises:
+            CommplanError: CP0757 if the plan also requests a wire or accumulation dtype.
+        """
         count = op.algorithm.get("owners") if op.algorithm is not None else None
         if count is None:
             return ()
@@ -98,22 +109,30 @@ class PlacePass(Pass, frozen=True):
 
 
 def _shardable_states(owners: Mapping[tuple[Ref, ...], Owners]) -> dict[str, Ownership]:
-    """The optimizer states that all exchanges shard equally, so that owners can store them; their owners."""
+    """The owners of each optimizer state that they can store, by name.
+
+    These are the states that all exchanges shard equally, and that are not the weights of any exchange.
+    `owners` has the results of each exchange as key.
+    """
     weights = {name_of(results[0]) for results in owners}
-    ways: dict[str, set[Ownership | None]] = {}
-    for results, owner in owners.items():
+    candidates: dict[str, set[Ownership | None]] = {}  # by state; None if an exchange does not shard it
+    for results, choice in owners.items():
         for ref in results[1:]:
-            ways.setdefault(name_of(ref), set()).add(owner.ownership if owner.how == "sharded" else None)
-    unique = {name: next(iter(ownerships)) for name, ownerships in ways.items() if len(ownerships) == 1}
-    return {name: owner for name, owner in unique.items() if owner is not None and name not in weights}
+            ownership = choice.ownership if choice.how == "sharded" else None
+            candidates.setdefault(name_of(ref), set()).add(ownership)
+    unique = {name: next(iter(found)) for name, found in candidates.items() if len(found) == 1}
+    return {
+        name: ownership for name, ownership in unique.items() if ownership is not None and name not in weights
+    }
 
 
-def _lower_exchanges(relocation: StateSharding, owners: Mapping[tuple[Ref, ...], Owners]) -> Phase:
-    for op in relocation.editor.phase.ops:
+def _lower_exchanges(sharding: StateSharding, owners: Mapping[tuple[Ref, ...], Owners]) -> Phase:
+    """Lower the exchanges of a phase that are in `owners`, and return the rewritten phase."""
+    for op in sharding.editor.phase.ops:
         if not isinstance(op, Exchange) or op.results not in owners:
-            relocation.editor.ops.append(op)
+            sharding.editor.ops.append(op)
         elif owners[op.results].how == "sharded":
-            relocation.lower_sharded(op, owners[op.results])
+            sharding.lower_sharded(op, owners[op.results])
         else:
-            relocation.lower_replicated(op, owners[op.results])
-    return relocation.finish()
+            sharding.lower_replicated(op, owners[op.results])
+    return sharding.finish()

@@ -1,4 +1,7 @@
-"""Match updates that can run bucket by bucket: maps on shards whose gradient arrives in several buckets."""
+"""Matches updates that can run bucket by bucket: maps on shards whose gradient arrives in several buckets.
+
+`fuse_update` splits the maps for which `stream` finds a match, and the gathers of their results (`gathered`).
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ class Stream(NamedTuple):
     """The buckets that contain the gradient of a map.
 
     Attributes:
-        operand: the gradient.
-        chain: the unpack of its buckets and the scalings after it.
-        buckets: the buffers in order of reduction, each with its parts of leaves.
-        owner: for every operand or result tree of the map, the gradient leaf that corresponds to each of its
-            leaves, or None for an independent scalar.
+        operand: The gradient, an operand of the map.
+        chain: The unpack of its buckets, then the scalings of the unpacked value in order.
+        buckets: The buffers in the order of reduction, each with its parts of leaves of the gradient.
+        owner: For every operand or result of the map except single scalars: the index of the gradient leaf
+            that corresponds to each of its leaves, or None for a scalar leaf without one.
     """
 
     operand: Ref
@@ -32,10 +35,12 @@ class Stream(NamedTuple):
 
     @property
     def unpack(self) -> Unpack:
+        """The first op of `chain`."""
         return next(op for op in self.chain if isinstance(op, Unpack))
 
     @property
     def scales(self) -> tuple[Scale, ...]:
+        """The other ops of `chain`."""
         return tuple(op for op in self.chain if isinstance(op, Scale))
 
 
@@ -43,9 +48,9 @@ class Gathered(NamedTuple):
     """The ops that gather a result of a map.
 
     Attributes:
-        ops: packs, collectives and unpack.
-        like: the first collective.
-        end: the unpack.
+        ops: The packs, the collectives in order, and the unpack.
+        like: The first collective.
+        end: The unpack.
     """
 
     ops: tuple[Op, ...]
@@ -54,17 +59,22 @@ class Gathered(NamedTuple):
 
     @property
     def owners(self) -> tuple[Collective, ...]:
-        """The broadcasts, one for each owner in row order; empty if all ranks are owners."""
+        """One broadcast of each owner, in the order of rows; empty if all ranks are owners."""
         moves = (op for op in self.ops if isinstance(op, Collective) and op.kind == "broadcast")
         return tuple({op.root: op for op in moves}.values())
 
 
 def stream(editor: Editor, uses: DefUse[Op], op: Map) -> Stream | str | None:
-    """Match the gradient of `op`.
+    """Match the gradient of `op`, one of its operands.
+
+    Args:
+        editor: The phase.
+        uses: The definitions and uses of its ops.
+        op: The map.
 
     Returns:
-        The stream; None if the gradient is not split or arrives in one bucket; or the reason, as text, why a
-        map that waits for several buckets cannot be split.
+        The match. None if `op` is not an elementwise map on the device, or no operand arrives in several
+        buckets of shards. The reason as text if an operand does, but the map cannot be split.
     """
     fn = editor.schedule.fn(op.fn)
     if not fn.elementwise or op.random or op.per_record or op.lane != "device":
@@ -82,7 +92,7 @@ def stream(editor: Editor, uses: DefUse[Op], op: Map) -> Stream | str | None:
 
 
 def _chain(uses: DefUse[Op], ref: Ref) -> tuple[Unpack | Scale, ...]:
-    """The unpack and scalings that define `ref`, in order; empty if another op does."""
+    """The unpack and the scalings that define `ref`, in order; empty if another op defines it."""
     chain: list[Unpack | Scale] = []
     op = uses.maker(ref)
     while isinstance(op, Scale):
@@ -110,8 +120,7 @@ def _buckets(uses: DefUse[Op], chain: Sequence[Unpack | Scale]) -> list[tuple[Re
 
 
 def _owners(editor: Editor, op: Map, gradient: Ref) -> dict[Ref, tuple[int | None, ...]] | str:
-    """The gradient leaf that corresponds to each leaf of each tree of `op`, or a reason why one is
-    missing."""
+    """`Stream.owner` for the map `op`, or the reason as text why a leaf matches no leaf of the gradient."""
     like = editor.values[gradient]
     owners: dict[Ref, tuple[int | None, ...]] = {}
     for ref in (*op.operands, *op.results):
@@ -138,7 +147,10 @@ def _owners(editor: Editor, op: Map, gradient: Ref) -> dict[Ref, tuple[int | Non
 
 
 def gathered(uses: DefUse[Op], ref: Ref) -> Gathered | None:
-    """Match the ops that gather `ref` into one value; None if there are none, or several gathered values."""
+    """Match the ops that gather `ref` into one value.
+
+    None if there are none, or if other ops read the packed or gathered buffers, too.
+    """
     readers = uses.readers(ref)
     packs = tuple(op for op in readers if isinstance(op, Pack) and {part.value for part in op.parts} == {ref})
     after = [op for pack in packs for op in uses.readers(pack.result)]

@@ -1,4 +1,7 @@
-"""fuse_update: runs an update on shards bucket by bucket, as soon as each bucket is reduced."""
+"""fuse_update: runs an update on shards bucket by bucket, as soon as each bucket is reduced.
+
+`bucketed_update_match` finds the updates, and this module splits them.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def _phase(schedule: Schedule, phase: Phase, choices: list[Choice]) -> Phase:
 
 
 def _split_map(editor: Editor, uses: DefUse[Op], op: Map, match: Stream) -> list[Op]:
-    """Split a map by the buckets of its gradient.
+    """Split a map by the buckets of its gradient, and return the ops of the phase.
 
         y = map f(w, unpack(r0, r1)); z = unpack(all_gather(pack(y)))
         -->  y0 = map f(part of w, unpack(r0)); z0 = all_gather(pack(y0));
@@ -62,10 +65,11 @@ def _split_map(editor: Editor, uses: DefUse[Op], op: Map, match: Stream) -> list
     pieces = _Pieces(editor, op, match)
     gathers = {ref: gather_match for ref in op.results if (gather_match := gathered(uses, ref)) is not None}
     pieces.updates()
-    removed = {id(op), *(id(other) for gather_match in gathers.values() for other in gather_match.ops)}
+    removed = {id(op), *(id(gather) for gather_match in gathers.values() for gather in gather_match.ops)}
     for ref, gather_match in gathers.items():
         pieces.gather(ref, gather_match)
     remaining = [other for other in uses.ops if id(other) not in removed]
+    # A result is assembled only if an op other than its gather still reads it.
     read = editor.bound.union(*map(operands_of, remaining))
     for ref in op.results:
         if ref in read:
@@ -85,27 +89,31 @@ def _alive(editor: Editor, ops: list[Op], match: Stream) -> list[Op]:
 
 
 def _choice(op: Map, match: Stream) -> Choice:
+    """The remark on a map that is split."""
     text = f"`{name_of(op.results[0])}`: {op.fn} in {len(match.buckets)} pieces, one for each bucket"
     why = "each runs as soon as its bucket is reduced, while other buckets are in flight"
     return Choice("fuse_update", text, why, op.span, ("once, after all reductions",))
 
 
 def _choice_not_split(op: Map, why: str) -> Choice:
+    """The remark on a map that waits for all buckets."""
     text = f"`{name_of(op.results[0])}`: {op.fn} once, after all reductions"
     return Choice("fuse_update", text, why, op.span, ("in pieces, one for each bucket",))
 
 
 class _Pieces:
-    """The pieces of the map `op`, one for each bucket of its gradient."""
+    """The pieces of the map `op`, one for each bucket of its gradient. Emits their ops to `editor`.
 
-    def __init__(self, editor: Editor, op: Map, stream: Stream) -> None:
-        self.editor, self.op, self.stream = editor, op, stream
-        self.like = editor.values[stream.operand]
+    `parts` in its methods are the parts of gradient leaves in a bucket, and `number` is that of the bucket.
+    """
+
+    def __init__(self, editor: Editor, op: Map, match: Stream) -> None:
+        self.editor, self.op, self.stream = editor, op, match
+        self.like = editor.values[match.operand]
         self.piece_results: list[dict[Ref, Ref]] = []  # for each piece, its part of every result
 
     def updates(self) -> None:
-        """Emit the map of each bucket, with its scaled gradient and the corresponding parts of other
-        trees."""
+        """Emit the map of each bucket, on its scaled gradient and the corresponding parts of other trees."""
         for number, (buffer, parts) in enumerate(self.stream.buckets):
             sizes = {part.leaf: part.size for part in parts}
             operands: list[Ref] = []
@@ -159,6 +167,7 @@ class _Pieces:
         self.editor.ops.append(unpack(ref, whole, self.op.span, self.piece_results[0][ref]))
 
     def _gradient(self, buffer: Ref, parts: tuple[Part, ...], number: int) -> Ref:
+        """Emit the scaled gradient of one bucket, as a tree."""
         for scale in self.stream.scales:
             scaled = replace(scale, operand=buffer, after=())
             buffer = self.editor.emit(scaled, f"{scale.result}/u{number}")
@@ -168,7 +177,7 @@ class _Pieces:
         return self.editor.emit(Unpack(name, piece_parts, self.op.span, like=self.stream.unpack.like))
 
     def _operand_part(self, ref: Ref, parts: tuple[Part, ...], number: int) -> Ref:
-        """The part of `ref` that corresponds to the bucket."""
+        """Emit the part of operand `ref` that corresponds to the bucket, as a tree."""
         name = self._value(ref, {part.leaf: part.size for part in parts}, f"{ref}/piece{number}")
         placed: list[Part] = []
         for dtype, leaf_runs in self._by_dtype(ref, parts, None):
@@ -179,9 +188,9 @@ class _Pieces:
     def _by_dtype(
         self, ref: Ref, parts: tuple[Part, ...], number: int | None
     ) -> list[tuple[DType, list[tuple[int, Part]]]]:
-        """The leaves of `ref` that correspond to `parts`, each with its run, by dtype.
+        """The leaves of `ref` that correspond to `parts`, by dtype, each with its run in the gradient.
 
-        Independent scalars of a result belong to the first piece.
+        Scalars without a gradient leaf are in the first piece, and in all if `number` is None.
         """
         runs = {part.leaf: part for part in parts}
         groups: dict[DType, list[tuple[int, Part]]] = {}
@@ -197,12 +206,15 @@ class _Pieces:
     def _pack(
         self, ref: Ref, leaf_runs: list[tuple[int, Part]], name: Ref, ways: int = 1, *, start: bool = False
     ) -> Ref:
-        """Pack the runs `leaf_runs` of `ref`, a whole tree (`start`) or a piece."""
+        """Emit a buffer of the runs `leaf_runs`, of a whole tree if `start` is set, else of a piece."""
         runs = (Part(ref, leaf, run.start if start else 0, run.size, 0) for leaf, run in leaf_runs)
         return self.editor.pack(laid_out(runs), self.op.span, name, ways)
 
     def _value(self, ref: Ref, sizes: dict[int, int], name: Ref) -> Ref:
-        """Declare a tree like `ref` with only the elements of one bucket."""
+        """Declare a tree like `ref` with only the elements of one bucket.
+
+        `sizes` are the numbers of elements of the gradient leaves in the bucket.
+        """
         value = self.editor.values[ref]
         owner = self.stream.owner[ref]
         leaves = tuple(_piece(leaf, weight, sizes) for leaf, weight in zip(value.leaves, owner, strict=True))
@@ -211,11 +223,12 @@ class _Pieces:
 
 
 def _piece(leaf: Leaf, owner: int | None, sizes: dict[int, int]) -> Leaf:
+    """The elements of `leaf` in one bucket as a flat leaf, empty if there are none; scalars stay scalars."""
     if owner is None or (owner in sizes and not leaf.shape):
         return leaf
     return Leaf(leaf.path, (sizes.get(owner, 0),), leaf.dtype)
 
 
 def _runs_in_buffer(buffer: Ref, leaf_runs: list[tuple[int, Part]]) -> list[Part]:
-    """The runs as they are laid out in `buffer`."""
+    """The parts of `buffer`, in which the runs are consecutive."""
     return laid_out(Part(buffer, leaf, run.start, run.size, 0) for leaf, run in leaf_runs)
