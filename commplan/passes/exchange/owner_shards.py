@@ -130,8 +130,7 @@ class StageOrigin(NamedTuple):
 
 
 def join_parts(editor: Editor, operand: Ref, result: Ref, ownership: Ownership, origin: StageOrigin) -> None:
-    """Emit the assembly of a whole value from shards. If only some ranks are owners, its scalars are those of
-    the first one.
+    """Emit the assembly of a whole value from shards.
 
     Args:
         editor: Receives the ops, and contains the declarations of both values.
@@ -148,6 +147,8 @@ def join_parts(editor: Editor, operand: Ref, result: Ref, ownership: Ownership, 
 
         w = gather(rows)
         -->  b = pack(rows); w0 = broadcast(b) from the first owner; ..; w = unpack(w0, w1, ..)
+
+    Scalars are then those of the first owner.
     """
     value, whole, owners = editor.values[operand], editor.values[result], ownership.owners
     lane = network_lane(editor.schedule.axes, ownership.axes)

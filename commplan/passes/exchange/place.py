@@ -120,7 +120,7 @@ def _shardable_states(owners: Mapping[tuple[Ref, ...], Owners]) -> dict[str, Own
         for ref in results[1:]:
             ownership = choice.ownership if choice.how == "sharded" else None
             candidates.setdefault(name_of(ref), set()).add(ownership)
-    unique = {name: next(iter(found)) for name, found in candidates.items() if len(found) == 1}
+    unique = {name: next(iter(options)) for name, options in candidates.items() if len(options) == 1}
     return {
         name: ownership for name, ownership in unique.items() if ownership is not None and name not in weights
     }

@@ -36,11 +36,19 @@ from commplan.verify.structural import verify
 
 # Passes whose choices are searched jointly, before the first of them runs.
 SEARCHED = ("bucket", "fuse_update", "decompose", "wire", "select")
-_MOST = 400  # lines of a schedule in an error
+_MOST = 400  # maximum number of lines of a schedule in an error
 
 
 class PassRecord(msgspec.Struct, frozen=True):
-    """A completed pass: name, text, seconds, and the schedule before (None for `lower`) and after it."""
+    """A completed pass.
+
+    Attributes:
+        name: The name of the pass.
+        text: The pass with its options, as in a pipeline.
+        seconds: The time that it took, without verification.
+        before: The schedule before the pass; None for `lower`, which makes the first one.
+        after: The schedule after the pass.
+    """
 
     name: str
     text: str
@@ -53,9 +61,18 @@ Observer = Callable[[PassRecord], None]
 
 
 class Reproducer(msgspec.Struct, frozen=True, tag="commplan-reproducer", tag_field="format"):
-    """The contents of a reproducer file, see `write_reproducer`."""
+    """The content of a reproducer file: the state before a pass that failed.
 
-    run: str  # command line
+    Attributes:
+        run: The command line that repeats the failure.
+        error: The error, as text.
+        pipeline: The failed pass and those after it.
+        order: As in `PassContext`, as are `topology`, `calibration`, `places` and `step`.
+        choices: The choices of the search; None if it has not run.
+        schedule: The schedule before the failed pass.
+    """
+
+    run: str
     error: str
     pipeline: str
     order: Mapping[str, tuple[str, ...]]
@@ -68,7 +85,7 @@ class Reproducer(msgspec.Struct, frozen=True, tag="commplan-reproducer", tag_fie
 
 
 class Pipeline(msgspec.Struct, frozen=True):
-    """Passes in execution order."""
+    """Passes in the order in which they run. `str` returns the text form."""
 
     passes: tuple[Pass, ...] = ()
 
@@ -77,13 +94,15 @@ class Pipeline(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str | None) -> Pipeline:
-        """Parse a pipeline. The default is used for None; an empty text contains no pass.
+        """Parse the text form.
 
-        A leading `lower`, as in `Schedule.pipeline`, is ignored.
+        Args:
+            text: Passes separated by commas. None for the default pipeline; an empty text contains no pass. A
+                leading `lower`, as in `Schedule.pipeline`, is ignored.
 
         Raises:
-            CommplanError: CP0715, CP0716 or CP0717, also if a pass is listed after one that must not precede
-                it.
+            CommplanError: CP0715, CP0716 or CP0717 as `parse_pass`, and CP0717 if a pass is listed after one
+                that must not precede it.
         """
         parts = re.split(r",(?![^{}]*\})", DEFAULT if text is None else text)
         if parts[0].strip() == "lower":
@@ -104,8 +123,8 @@ class Pipeline(msgspec.Struct, frozen=True):
         if any(isinstance(pass_, WirePass) for pass_ in self.passes):
             return self
         later = [index for index, pass_ in enumerate(self.passes) if WirePass.name in pass_.after]
-        place = min(later, default=len(self.passes))
-        return Pipeline((*self.passes[:place], WirePass(), *self.passes[place:]))
+        first_later = min(later, default=len(self.passes))
+        return Pipeline((*self.passes[:first_later], WirePass(), *self.passes[first_later:]))
 
     def run(
         self,
@@ -117,19 +136,27 @@ class Pipeline(msgspec.Struct, frozen=True):
     ) -> Schedule:
         """Run all passes, verifying each result and comparing it with the plan.
 
+        Searches the choices of the passes in `SEARCHED` before the first of them, unless `context` has
+        choices.
+
         Args:
-            schedule: the schedule to rewrite.
-            context: information for the passes.
-            observer: receives a record after every pass.
-            reproducers: folder for reproducer files.
-            reference: the meaning of the plan, computed if None.
+            schedule: The schedule to rewrite.
+            context: Information for the passes; None for none.
+            observer: Receives a record after every pass; may be None.
+            reproducers: The folder for reproducer files; None for the default of `write_reproducer`.
+            reference: The meaning of the plan; None to compute it from the plan in `schedule`. Without a plan,
+                results are verified but not compared.
+
+        Returns:
+            The schedule after the last pass. Its `pipeline` lists all passes.
 
         Raises:
-            CommplanError: CP0718 if a pass breaks an invariant, CP0719 if one fails. Both write the schedule
-                before the pass and the remaining pipeline to a file (see `write_reproducer`).
+            CommplanError: CP0718 if a pass breaks an invariant, CP0719 if it raises an exception other than
+                `CommplanError`. For both codes, the schedule before the pass and the remaining pipeline are
+                written to a file (see `write_reproducer`). Errors of a pass about the plan are passed on.
         """
         context = context or PassContext()
-        sound: Schedule | None = None
+        sound: Schedule | None = None  # the last result, which was verified and need not be again
         if reference is None and schedule.origin is not None:
             reference = Reference(schedule.origin, schedule.axes)
         for index, pass_ in enumerate(self.passes):
@@ -137,6 +164,7 @@ class Pipeline(msgspec.Struct, frozen=True):
                 chosen, remarks = choose(schedule, self.passes[index:], context)
                 context = replace(context, choices=chosen)
                 schedule = replace(schedule, choices=(*schedule.choices, *remarks))
+
             remaining = str(Pipeline(self.passes[index:]))
             save = partial(write_reproducer, schedule, remaining, context, directory=reproducers)
             start = time.perf_counter()
@@ -151,6 +179,7 @@ class Pipeline(msgspec.Struct, frozen=True):
                     Diagnostic("CP0719", message, None, _mistake(save(reason)), file=schedule.file)
                 ) from error
             seconds = time.perf_counter() - start
+
             text = f"{schedule.pipeline},{pass_}" if schedule.pipeline else str(pass_)
             after = replace(after, pipeline=text)
             names = {part.partition("{")[0] for part in text.split(",")}
@@ -167,6 +196,7 @@ class Pipeline(msgspec.Struct, frozen=True):
 def _broken(
     pass_: Pass, before: Schedule, after: Schedule, problems: tuple[Diagnostic, ...], reproducer: Path
 ) -> CommplanError:
+    """The error CP0718 for a result that violates invariants."""
     notes = (
         *(Note(f"{problem.code}: {problem.message}", problem.span) for problem in problems),
         *_mistake(reproducer),
@@ -178,6 +208,7 @@ def _broken(
 
 
 def _mistake(reproducer: Path) -> tuple[Note, Note]:
+    """Notes of an error in a pass: how to repeat it."""
     run = f"python -m commplan.passes.pipeline.reproducer {reproducer}"
     instructions = f"the schedule before it is in {reproducer}; run: {run}"
     return Note("this is a bug in the pass, not an error in the plan"), Note(instructions)
@@ -203,7 +234,7 @@ def dump_to(directory: Path) -> Observer:
 
 
 def both(*observers: Observer | None) -> Observer:
-    """Combine observers."""
+    """Combine observers into one that calls each of them in order; None stands for no observer."""
 
     def call(record: PassRecord) -> None:
         for observer in filter(None, observers):
@@ -217,8 +248,16 @@ def write_reproducer(
 ) -> Path:
     """Write a schedule, the remaining pipeline and the context to a file.
 
-    The file name ends with a digest of the schedule and the pipeline, so that different failures do not
-    overwrite each other. By default the file is in a folder of the user in the temporary directory.
+    The file name contains a digest of the schedule and the pipeline, so that different failures do not
+    overwrite each other. `commplan.passes.pipeline.reproducer` reads the file.
+
+    Args:
+        schedule: The schedule before the pass that failed.
+        pipeline: This pass and those after it, as text.
+        context: The context of the passes.
+        error: The error, as text.
+        directory: The folder of the file, which is created if it does not exist; None for a folder of the
+            user in the temporary directory.
 
     Returns:
         The path of the file.
@@ -240,7 +279,7 @@ def write_reproducer(
 
 
 def _own_folder() -> Path:
-    """The user's folder for reproducers, or a new one if another user could modify the usual one."""
+    """The user's folder for reproducers, or a new one if the usual one cannot be created or opened safely."""
     folder = Path(tempfile.gettempdir()) / f"commplan-reproducers-{os.getuid()}"
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)

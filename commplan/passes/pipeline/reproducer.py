@@ -16,7 +16,11 @@ from commplan.passes.pipeline.manager import Pipeline, Reproducer
 
 
 def main(arguments: list[str]) -> int:
-    """Return exit status 0 if the passes succeed, 1 if they fail, 2 for invalid usage."""
+    """Repeat the passes of the file in `arguments`, and print the resulting schedule or the error.
+
+    Returns:
+        Exit status 0 if the passes succeed, 1 if they fail or the file cannot be read, 2 for invalid usage.
+    """
     if len(arguments) != 1:
         print("usage: python -m commplan.passes.pipeline.reproducer FILE", file=sys.stderr)
         return 2
@@ -32,8 +36,12 @@ def main(arguments: list[str]) -> int:
 def read_reproducer(path: Path) -> tuple[Schedule, Pipeline, PassContext]:
     """Read a file written by `write_reproducer`.
 
+    Returns:
+        The schedule before the failed pass, the remaining pipeline, and the context.
+
     Raises:
-        CommplanError: CP0723 if the file is not a reproducer or is damaged.
+        CommplanError: CP0723 if the file cannot be read, is not a reproducer, or has a plan with another
+            digest.
     """
     try:
         content = io.decode_json(io.read(path, io.SCHEDULE), Reproducer)

@@ -1,4 +1,7 @@
-"""The alternatives of a unit: sizes of buckets and messages, and algorithms of its collectives."""
+"""The alternatives of a unit: sizes of buckets and messages, and algorithms of its collectives.
+
+`unit_search` tries them. Sizes are in bytes of one rank's operand.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,19 @@ from commplan.select import options
 from commplan.select.algorithm_search import Chooser
 from commplan.select.options import NATIVE
 
-LEAST, MOST = 64 * 1024, 256  # approximate minimum bytes of a bucket, and maximum number of buckets
+LEAST = 64 * 1024  # approximate minimum bytes of a bucket
+MOST = 256  # approximate maximum number of buckets
 FEW = 256  # number of leaves; with more, buckets of any size are nearly full
-COUNTS = (2, 3, 4, 6, 8)  # numbers of buckets to divide few leaves among evenly
+COUNTS = (2, 3, 4, 6, 8)  # numbers of buckets among which few leaves are divided evenly
 STEP = 2  # factor between the sizes that are tried first
 PROGRAMS = 3  # number of chunk programs to try for each size: those that are fastest alone
 
 
 def bucket_sizes(unit: Unit) -> Sequence[int | None]:
-    """Bucket sizes in bytes: the whole unit, half of it, and so on; None is the default of the pass.
+    """The bucket sizes to try first, the largest first: the whole unit, half of it, and so on.
 
-    Few leaves seldom fill such sizes, so those that divide them most evenly among few buckets are added.
+    Few leaves seldom fill such buckets. For them, the sizes that divide the leaves most evenly among some
+    numbers of buckets are added. Only None, the default of the pass, if the size is not open.
     """
     if not unit.packs:
         return [None]
@@ -37,12 +42,12 @@ def bucket_sizes(unit: Unit) -> Sequence[int | None]:
         sizes.add(size)
     if 0 < len(unit.leaves) <= FEW:
         even = (even_size(unit.leaves, count) for count in COUNTS if count <= len(unit.leaves))
-        sizes |= {each for each in even if each >= least_bucket(unit)}
+        sizes |= {candidate for candidate in even if candidate >= least_bucket(unit)}
     return distinct(unit, sizes)
 
 
 def sizes_by_split(unit: Unit, sizes: Sequence[int | None]) -> list[list[int | None]]:
-    """`sizes` of which no leaf is split, and the smaller ones that split leaves."""
+    """`sizes` in two lists: those with which no leaf is split, and the smaller ones. None is in the first."""
     least = _least_whole(unit) if unit.leaves else 0
     return [
         [size for size in sizes if size is None or size >= least],
@@ -51,15 +56,15 @@ def sizes_by_split(unit: Unit, sizes: Sequence[int | None]) -> list[list[int | N
 
 
 def _least_whole(unit: Unit) -> int:
-    """The least size of buckets that splits no leaf."""
+    """The least bucket size with which no leaf is split. There is at least one leaf."""
     return -(-max(unit.leaves) // WHOLE)
 
 
 def around(unit: Unit, choice: StageChoice) -> list[int]:
-    """Sizes of buckets that are a little larger or smaller than the one of `choice`.
+    """Bucket sizes that are a little larger or smaller than that of `choice`, the largest first.
 
-    Few leaves seldom fill buckets of these sizes, so that one has little in it: the sizes that divide them
-    most evenly among as many buckets, one fewer and one more, are added.
+    Few leaves seldom fill such buckets. For them, the sizes that divide the leaves most evenly among as many
+    buckets, one fewer and one more, are added. Empty if the size is not open.
     """
     if not unit.packs:
         return []
@@ -73,7 +78,10 @@ def around(unit: Unit, choice: StageChoice) -> list[int]:
 
 
 def filled(leaves: Sequence[int], size: int) -> list[list[int]]:
-    """The leaves in each bucket of at most `size` bytes, in their order."""
+    """Divide leaves, given by their bytes, among buckets of at most `size` bytes, in their order.
+
+    A larger leaf has a separate bucket.
+    """
     buckets = list[list[int]]()
     total = 0
     for nbytes in leaves:
@@ -86,7 +94,11 @@ def filled(leaves: Sequence[int], size: int) -> list[list[int]]:
 
 
 def distinct(unit: Unit, sizes: Iterable[int]) -> list[int]:
-    """Sizes that pack few leaves differently, each as small as it may be, the largest first."""
+    """`sizes` without those that pack the leaves like another one, the largest first.
+
+    For few leaves, each size is replaced by the least size with the same buckets. For many leaves, only equal
+    sizes are removed.
+    """
     if not 0 < len(unit.leaves) <= FEW:
         return sorted(set(sizes), reverse=True)
     least = max(least_bucket(unit), _least_whole(unit))
@@ -98,7 +110,10 @@ def distinct(unit: Unit, sizes: Iterable[int]) -> list[int]:
 
 
 def even_size(leaves: Sequence[int], count: int) -> int:
-    """The least size with which `leaves` need at most `count` buckets; no less than the largest leaf."""
+    """The least size with which `leaves`, given by their bytes, need at most `count` buckets.
+
+    It is at least the size of the largest leaf; 0 without leaves.
+    """
     if not leaves:
         return 0
     sizes = range(max(leaves), sum(leaves) + 1)
@@ -106,12 +121,15 @@ def even_size(leaves: Sequence[int], count: int) -> int:
 
 
 def least_bucket(unit: Unit) -> int:
-    """The smallest size that is tried."""
+    """The smallest bucket size that is tried."""
     return max(LEAST, unit.nbytes // MOST)
 
 
 def message_sizes(unit: Unit, choice: StageChoice, chooser: Chooser) -> list[int | None]:
-    """Message sizes in bytes to try for `choice`; None: each collective takes its own fastest size."""
+    """Message sizes to try for `choice`; None stands for the fastest size of each collective alone.
+
+    Empty if the size is not open, or the backend's own collective is chosen.
+    """
     if not unit.cuts or choice.algorithm == NATIVE:
         return []
     nbytes = min(unit.nbytes, choice.bucket or unit.collective.nbytes)
@@ -119,9 +137,10 @@ def message_sizes(unit: Unit, choice: StageChoice, chooser: Chooser) -> list[int
 
 
 def algorithms(unit: Unit, chooser: Chooser) -> list[Algorithm | None]:
-    """Algorithms to try, the simplest first; None: each collective takes the one that is fastest alone.
+    """Algorithms to try, in order of preference; None stands for the fastest of each collective alone.
 
-    Of the chunk programs, only the fastest are tried, for the whole unit and for its largest collective.
+    Of the chunk programs, only the fastest are listed, for the whole unit and for its largest collective.
+    Only None if the algorithm is not open.
     """
     if not unit.chooses:
         return [None]
@@ -129,9 +148,13 @@ def algorithms(unit: Unit, chooser: Chooser) -> list[Algorithm | None]:
     # Under MPI the library's own choice is slower than its best algorithm for long messages: try it last.
     result: list[Algorithm | None] = [NATIVE, None] if chooser.is_jax else [None]
     for nbytes in dict.fromkeys((unit.nbytes, op.nbytes)):
-        ways = chooser.flat(replace(op, nbytes=nbytes), few=True)
-        fastest = sorted((way.seconds, index) for index, way in enumerate(ways) if way.algorithm != NATIVE)
-        result += [ways[index].algorithm for _, index in fastest[:PROGRAMS]]
+        flat = chooser.flat(replace(op, nbytes=nbytes), few=True)
+        fastest = sorted(
+            (candidate.seconds, index)
+            for index, candidate in enumerate(flat)
+            if candidate.algorithm != NATIVE
+        )
+        result += [flat[index].algorithm for _, index in fastest[:PROGRAMS]]
     crossed = options.crossed_levels(op, chooser.schedule, chooser.topology)
     if len(crossed) > 1:
         keys = tuple(level.key for level in crossed)
@@ -142,21 +165,29 @@ def algorithms(unit: Unit, chooser: Chooser) -> list[Algorithm | None]:
 
 
 def with_algorithm(choice: StageChoice, algorithm: Algorithm | None) -> StageChoice:
-    """`choice` with another algorithm. MPI's own selects its message sizes."""
+    """`choice` with another algorithm, and without a message size for the backend's own collective."""
     return replace(choice, algorithm=algorithm, chunk=None if algorithm == NATIVE else choice.chunk)
 
 
 def programs(unit: Unit, chooser: Chooser) -> Sequence[Algorithm]:
-    """All algorithms without levels, to try with the best size."""
+    """All algorithms without levels, to try with the best size; empty if the algorithm is not open."""
     op = unit.collective
     return options.flat(op.kind, chooser.schedule.size(op.axes)) if unit.chooses else ()
 
 
 def with_one_level_changed(unit: Unit, algorithm: Algorithm, chooser: Chooser) -> list[Algorithm]:
-    """The hierarchies that differ from `algorithm`, whose levels are open, in how one level is done.
+    """The hierarchies that differ from `algorithm` in the algorithm of one level.
 
-    Under MPI the level is native, and all levels become separate collectives, which others may run between.
+    Under MPI the level is native, and all levels become separate collectives, between which others may run.
     Under JAX it is a chunk program, which takes another share of links that levels have in common.
+
+    Args:
+        unit: The unit.
+        algorithm: A hierarchy without algorithms of its levels.
+        chooser: Has the backend.
+
+    Returns:
+        The hierarchies. Empty if a level is not an axis, and for kinds other than all_reduce and broadcast.
     """
     keys = [key for key, _ in algorithm.levels]
     if unit.collective.kind not in ("all_reduce", "broadcast") or not set(keys) <= set(unit.collective.axes):

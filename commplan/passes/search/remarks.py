@@ -1,4 +1,4 @@
-"""Remarks of the search: the choice for each unit, and the best of the rest."""
+"""Remarks of the search: the choice for each unit, and the fastest alternatives that were tried."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from commplan.passes.base import StageChoice
 from commplan.passes.search.units import Unit
 from commplan.select.algorithm_search import rounded
 
-SHOWN = 6  # number of alternatives to keep
+SHOWN = 6  # maximum number of alternatives in a remark
 
 
 class Searched(NamedTuple):
     """The prediction for a choice that was tried for a unit.
 
     Attributes:
-        seconds: exposed time of the phase.
-        operations: number of collectives in the phase.
-        nbytes: sum of the bytes on the phase's busiest links.
-        order: index of the algorithm among the unit's candidates; breaks ties.
-        choice: the choice.
+        seconds: Exposed time of the phase.
+        operations: The number of collectives in the phase.
+        nbytes: Bytes on the phase's busiest links, added over all levels.
+        order: The index of the algorithm among the unit's candidates, or their number if it is not one. Less
+            is preferred among equal times.
+        choice: The choice.
     """
 
     seconds: float
@@ -35,15 +36,23 @@ class Searched(NamedTuple):
 def remark(
     unit: Unit, choice: StageChoice, tried: Mapping[StageChoice, Searched], why: str, source: str
 ) -> Choice:
-    """The remark on the `choice` for `unit`, with the runners-up of all that was `tried`."""
+    """The remark on the choice for a unit.
+
+    Args:
+        unit: The unit.
+        choice: The choice, one of `tried`.
+        tried: The choices that were tried. The fastest ones are the alternatives of the remark.
+        why: The reason of the choice, in words.
+        source: The source of the times, in words.
+    """
     result = tried[choice]
     runners_up: dict[tuple[object, float], Searched] = {}  # one for each algorithm and time
-    for each in sorted(tried.values(), key=lambda each: (each.seconds, each.order)):
-        runners_up.setdefault((each.choice.algorithm, each.seconds), each)
+    for searched in sorted(tried.values(), key=lambda searched: (searched.seconds, searched.order)):
+        runners_up.setdefault((searched.choice.algorithm, searched.seconds), searched)
     runners_up.pop((choice.algorithm, result.seconds), None)
     alternatives = tuple(
-        Alternative(_words(each.choice, unit), rounded(each.seconds))
-        for each in [*runners_up.values()][:SHOWN]
+        Alternative(_words(searched.choice, unit), rounded(searched.seconds))
+        for searched in [*runners_up.values()][:SHOWN]
     )
     op = unit.collective
     text = f"{_words(choice, unit)} for {op.kind} of {sized(unit.nbytes)} over {', '.join(op.axes)}"

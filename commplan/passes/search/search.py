@@ -1,6 +1,7 @@
-"""The search for the table of choices with the least predicted exposed time of a phase.
+"""The search for the choices with the least predicted exposed time of a phase.
 
-Units are searched one by one, the one with the most bytes first:
+A table has one choice for each unit, which is a stage or several that share buckets. Units are searched one
+by one, the one with the most bytes first. The search of a unit (`unit_search`) tries:
 
 - each bucket size with the algorithms that are fastest alone;
 - each algorithm with the best size;
@@ -8,10 +9,12 @@ Units are searched one by one, the one with the most bytes first:
 - with the fastest algorithm of each kind, sizes near the best, and message sizes;
 - with the best size, all programs.
 
-This repeats until no single alternative is better, or the budget is spent. Then the search restarts from the
-best table in which all units have the same algorithm, or two of them others than before, and with separate
-buckets for stages that may share them. Among equally fast tables the one with the fewest collectives is
-taken. The budget is a number of schedules, not of seconds, so every process of a job makes the same schedule.
+This repeats until no single alternative is better, at most three times, or until the budget is spent. Then
+the search restarts from the best table in which all units have the same algorithm, or two units have others
+than before. If stages share buckets, a second search gives them separate ones.
+
+Among equally fast tables the one with the fewest collectives is taken. The budget is a number of schedules,
+not of seconds, so every process of a job makes the same schedule.
 """
 
 from __future__ import annotations
@@ -35,13 +38,24 @@ NEAR = 0.003  # fraction of the exposed time; the simplest choice within this ma
 PROMISING = 1.25  # tables slower than this multiple of the best are not a start of a search
 PAIRED = 3  # number of units, the largest, of which pairs are changed together
 KINDS = 6  # maximum number of algorithms, and of sizes, to try for each unit of a pair
+ROUNDS = 3  # maximum number of times that all units are searched one by one
 
 
 def choose(schedule: Schedule, passes: Sequence[Pass], context: PassContext) -> tuple[Choices, list[Choice]]:
-    """The choices with the least exposed time for the collectives of `schedule`, and the remarks on them."""
+    """Search the choices with the least exposed time for the collectives of all phases.
+
+    Args:
+        schedule: The schedule.
+        passes: The remaining passes, which read the choices.
+        context: The context of the passes.
+
+    Returns:
+        The choices and the remarks on them. Both are empty without a cost model, and if neither `bucket` nor
+        `select` remains.
+    """
     table: dict[StageKey, StageChoice] = {}
     remarks: list[Choice] = []
-    if context.costs is None or not any(p.name in ("bucket", "select") for p in passes):
+    if context.costs is None or not any(pass_.name in ("bucket", "select") for pass_ in passes):
         return {}, []
     for phase in schedule.phases:
         if any(isinstance(op, Collective) for op in phase.ops):
@@ -52,13 +66,19 @@ def choose(schedule: Schedule, passes: Sequence[Pass], context: PassContext) -> 
 
 
 def _best_search(schedule: Schedule, phase: Phase, passes: Sequence[Pass], context: PassContext) -> _Search:
-    """The better of two searches: one with buckets that stages share, if they may, and one without."""
+    """The better of two searches: one with buckets that stages share, if they may, and one without.
+
+    The costs of `context` are known.
+    """
     assert context.costs is not None
     trials = Trials(schedule, phase, passes, context, context.costs)
     search = _Search(trials)
     search.run()
     if not trials.separate:
         return search
+
+    # The second search begins with the results of the first, or without choices if they are slower. A stage
+    # that shared the buckets of another has the choice of the largest unit of the same kind and axes.
     separate = Trials(schedule, phase, passes, context, context.costs, trials.separate)
     separate.elsewhere, separate.work = trials.count, trials.work
     if separate.is_spent:
@@ -73,6 +93,8 @@ def _best_search(schedule: Schedule, phase: Phase, passes: Sequence[Pass], conte
     separate_search.begin_with({key: replace(choice, separate=True) for key, choice in choices.items()})
     separate_search.run()
     trials.elsewhere = len(separate.predictions)
+
+    # The remarks on the better search contain the result of the other.
     best, second = search, separate_search
     if separate_search.seconds < search.seconds * (1 - NEAR):
         best, second = second, best
@@ -87,10 +109,13 @@ class _Search:
     """The search of one phase.
 
     Attributes:
-        table: the choices so far.
-        seconds: that the phase with them is exposed.
-        tried: for each unit, its choices that were tried with those of the other units as they were.
-        is_cut: whether the budget ended it.
+        trials: Predicts tables, and has the budget.
+        units: The open choices, by descending bytes.
+        chooser: Predicts the time of one collective alone.
+        table: The choices so far.
+        tried: For each unit, the choices that its last search tried with the choices of the other units at
+            that time.
+        is_cut: Whether the budget ended the search.
     """
 
     def __init__(self, trials: Trials) -> None:
@@ -103,22 +128,23 @@ class _Search:
 
     @property
     def seconds(self) -> float:
+        """The exposed seconds of the phase with the choices of `table`, which were tried; 0 without units."""
         return self.trials.predictions[self.trials.key(self.table)].seconds if self.units else 0.0
 
     def begin_with(self, table: Choices) -> None:
-        """Start from `table` if it is faster than the start."""
-        predictions = [self.trials.predicted(each) for each in (self.table, table)]
-        start, other = (math.inf if each is None else each.seconds for each in predictions)
-        if other < start:
+        """Start from `table` if it is faster than the initial table."""
+        predictions = [self.trials.predicted(candidate) for candidate in (self.table, table)]
+        initial_seconds, seconds = (math.inf if each is None else each.seconds for each in predictions)
+        if seconds < initial_seconds:
             self.table = dict(table)
 
     def run(self) -> None:
         """Descend from the start, and again from a table in which several units change their algorithm."""
         self._descend()
-        start = self._joint()
-        if start is not None:
+        joint = self._joint()
+        if joint is not None:
             table, tried, limit = self.table, self.tried, self.seconds * (1 - NEAR)
-            self.table, self.tried = start, {}
+            self.table, self.tried = joint, {}
             self._descend()
             if self.seconds >= limit:
                 self.table, self.tried = table, tried
@@ -126,7 +152,8 @@ class _Search:
         self._simplify()
 
     def _descend(self) -> None:
-        for _ in range(3):
+        """Search all units one by one, until no choice changes."""
+        for _ in range(ROUNDS):
             before = dict(self.table)
             for unit in self.units:
                 self._search_unit(unit)
@@ -134,11 +161,11 @@ class _Search:
                 return
 
     def _joint(self) -> dict[StageKey, StageChoice] | None:
-        """The best table in which several units have other algorithms, with the best sizes tried.
+        """The best new table in which several units change their choices, to others that were tried.
 
-        None if no such table is new and promising. A change may slow down a single unit but pay off for
-        several: levels of one unit are pipelined with levels of another, but wait for collectives over all
-        axes.
+        None if there is no such table, or none is promising (`PROMISING`). A change may slow down a single
+        unit but pay off for several: levels of one unit are pipelined with levels of another, but wait for
+        collectives over all axes.
         """
         best, limit = None, self.seconds * PROMISING
         for moved in (*self._fastest_by_algorithm(), *self._pairs()):
@@ -150,15 +177,15 @@ class _Search:
         return best
 
     def _fastest_by_algorithm(self) -> Iterator[dict[StageKey, StageChoice]]:
-        """For each algorithm, its fastest choice for each unit that can have it."""
+        """Yield, for each algorithm, its fastest choice for each unit for which it was tried."""
         fastest = {
             unit.key: fastest_by(self.tried.get(unit.key, {}), name_of) for unit in self.units if unit.chooses
         }
-        for name in dict.fromkeys(name for each in fastest.values() for name in each):
-            yield {key: each[name].choice for key, each in fastest.items() if name in each}
+        for name in dict.fromkeys(name for by_name in fastest.values() for name in by_name):
+            yield {key: by_name[name].choice for key, by_name in fastest.items() if name in by_name}
 
     def _pairs(self) -> Iterator[dict[StageKey, StageChoice]]:
-        """The fastest choices of two large units, of each kind of algorithm, and of each size."""
+        """Yield choices for two large units: the fastest of each kind of algorithm, and of each size."""
         for kind in (kind_of, size_of):
             fastest = [
                 [(unit.key, each.choice) for each in fastest_by(self.tried.get(unit.key, {}), kind).values()]
@@ -176,16 +203,20 @@ class _Search:
             self.tried[unit.key] = search.tried
 
     def _simplify(self) -> None:
-        """Take the simplest of the choices that are as good."""
+        """Replace choices by simpler ones that are nearly as fast (`NEAR`).
+
+        Simpler are fewer collectives, then fewer bytes, then the order of the candidates.
+        """
         limit = self.seconds * (1 + NEAR)
         for unit in self.units:
             tried = self.tried.get(unit.key, {})
             near = [each for each in tried.values() if each.seconds <= limit]
-            for each in sorted(near, key=lambda each: each[1:4]):
+            for each in sorted(near, key=lambda each: (each.operations, each.nbytes, each.order)):
                 prediction = self.trials.predicted({**self.table, unit.key: each.choice})
                 if prediction is not None and prediction.seconds <= limit:
                     self.table[unit.key] = each.choice
                     break
+        # The remarks show the time of the final table for all choices in it.
         for unit in self.units:
             choice = self.table.get(unit.key, OPEN)
             if choice in self.tried.get(unit.key, {}):
@@ -193,7 +224,7 @@ class _Search:
                 self.tried[unit.key][choice] = each._replace(seconds=self.seconds)
 
     def remarks(self) -> list[Choice]:
-        """The choice for each unit, and the best of the rest."""
+        """The remarks on the choice of each unit, with the fastest alternatives that were tried."""
         trials = self.trials
         computation = "the computation" if trials.context.step is not None else "the assumed computation"
         scope = f"next to {computation}" if trials.ready.seconds else "of the phase"

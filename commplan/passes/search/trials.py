@@ -1,4 +1,4 @@
-"""Compile a phase with a table of choices, and predict its exposed time."""
+"""Compiles a phase with a table of choices, and predicts its exposed time, within a budget."""
 
 from __future__ import annotations
 
@@ -24,15 +24,28 @@ FEWEST = 4  # number of schedules to predict even if they exceed `WORK`
 class Trials:
     """The schedules of one phase that were tried.
 
+    Args:
+        schedule: The schedule.
+        phase: The phase.
+        passes: The remaining passes.
+        context: Their context.
+        predictor: The machine.
+        start: The initial table.
+
     Attributes:
-        start: the initial table.
-        units: the open choices.
-        separate: a start table in which stages do not share buckets; empty if no table has this effect.
-        predictions: of the tables that were tried, by the choices for each unit.
-        packed: the phase before algorithms are chosen, by bucket sizes.
-        elsewhere: the number of schedules of this phase that other trials have predicted.
-        work: ops and leaves of all schedules that were predicted.
-        share: of the budget, that may be spent before this search ends.
+        schedule: The schedule with this phase only, and without choices.
+        phase: The phase before the passes.
+        phases: All phases of the schedule, since predictions of servers depend on all.
+        units: The open choices.
+        separate: A start table in which stages do not share buckets; empty if they share none.
+        leaves: The number of leaves of all values of the packed phase.
+        predictions: Predictions of the tables that were tried, by the choices for each unit.
+        packed: The phase before algorithms are chosen, by the bucket size of each unit.
+        elsewhere: The number of schedules of this phase that other trials have predicted.
+        work: The number of ops and leaves of all schedules that were predicted.
+        share: The fraction of the budget that these trials may spend.
+        measured: Measured costs of the input; None if there are none.
+        ready: When the inputs of the phase are available.
     """
 
     def __init__(
@@ -61,18 +74,24 @@ class Trials:
 
     @property
     def count(self) -> int:
+        """The number of schedules that were predicted, here and by other trials of the phase."""
         return len(self.predictions) + self.elsewhere
 
     @property
     def is_spent(self) -> bool:
+        """Whether the budget is spent."""
         is_over = self.count >= SCHEDULES * self.share or self.work >= WORK * self.share
         return is_over and self.count >= FEWEST
 
     def key(self, table: Choices) -> tuple[StageChoice, ...]:
+        """The choice for each unit in `table`."""
         return tuple(table.get(unit.key, OPEN) for unit in self.units)
 
     def predicted(self, table: Choices) -> Searched | None:
-        """The phase with the choices of `table`; None if the budget is spent."""
+        """The prediction for the choices of `table`; None if the table is new and the budget is spent.
+
+        Its `order` and `choice` are not set.
+        """
         key = self.key(table)
         if key not in self.predictions:
             if self.is_spent:
@@ -87,7 +106,10 @@ class Trials:
         return self.predictions[key]
 
     def _compile_phase(self, table: Choices) -> Schedule:
-        """The phase after all passes; what precedes `decompose` is computed once for the same buckets."""
+        """The schedule of the phase after all passes.
+
+        The passes before `decompose` depend only on the bucket sizes, and their result is cached.
+        """
         names = [pass_.name for pass_ in self.passes]
         first = names.index("decompose") if "decompose" in names else 0
         sizes = tuple(choice.bucket for choice in self.key(table))
@@ -96,6 +118,7 @@ class Trials:
         return self._after(self.packed[sizes], self.passes[first:], table)
 
     def _after(self, schedule: Schedule, passes: Sequence[Pass], table: Choices) -> Schedule:
+        """The schedule after `passes` with the choices of `table`."""
         context = replace(self.context, choices=table, explains=False)
         for pass_ in passes:
             schedule = pass_.run(schedule, context)
@@ -103,5 +126,5 @@ class Trials:
 
 
 def _digits(number: float) -> float:
-    """To six digits: no machine's last bit decides."""
+    """Round to six significant digits: rounding errors of the machine must not decide."""
     return float(f"{number:.5e}")

@@ -24,8 +24,8 @@ from commplan.passes.search.trials import Trials
 from commplan.passes.search.units import Unit
 from commplan.select.algorithm_search import Chooser
 
-# Times are relative to the best.
-# An algorithm tries no further sizes after one that is slower than this, and than the size before.
+# The following limits are multiples of the best time.
+# An algorithm tries no smaller sizes after one that is slower than this, and than the size before.
 HOPELESS = 1.5
 # The fastest algorithm of each kind tries all sizes, if it is not slower than this.
 DISTANT = 2.0
@@ -33,6 +33,7 @@ DISTANT = 2.0
 CLOSE = 1.25
 # Choices that are slower than this are not tried again after choices of other units have changed.
 REVISITED = 1.5
+
 ORDERS = 2  # number of orders of levels, the fastest, in which single levels are changed
 
 
@@ -40,13 +41,14 @@ class UnitSearch:
     """The search of one unit.
 
     Args:
-        unit: the unit.
-        trials: predicts tables.
-        chooser: predicts the time of one collective alone.
-        table: the choices of all units.
+        unit: The unit.
+        trials: Predicts tables.
+        chooser: Predicts the time of one collective alone.
+        table: The choices of all units.
 
     Attributes:
-        tried: the predicted choices of the unit.
+        algorithms: The algorithms to try, in order of preference.
+        tried: The choices of the unit that were tried, with their predictions.
     """
 
     def __init__(self, unit: Unit, trials: Trials, chooser: Chooser, table: Choices) -> None:
@@ -58,8 +60,8 @@ class UnitSearch:
         """Search, and return the best choice; None if the budget was spent before.
 
         Args:
-            earlier: the choices that were tried when other units had other choices. If there are any, only
-                those that were close to the best are tried again.
+            earlier: The choices that were tried when other units had other choices. If there are any, only
+                those that were close to the best are tried again (`REVISITED`).
         """
         start = self.table.get(self.unit.key, OPEN)
         self._try(start)
@@ -72,11 +74,13 @@ class UnitSearch:
             self._try_all(start)
         if not self.tried:
             return None
+        # Refine the sizes of the fastest choice of each kind of algorithm.
         for leader in self._leaders(CLOSE):
             self._refine_size(leader.choice)
         for leader in self._leaders(CLOSE):
             for chunk in message_sizes(self.unit, leader.choice, self.chooser):
                 self._try(replace(leader.choice, chunk=chunk))
+        # Vary one option of the best choice at a time, until none is better.
         last = None
         while self._best() != last and not self.trials.is_spent:
             last = self._best()
@@ -88,7 +92,7 @@ class UnitSearch:
         return self._best()
 
     def _try(self, choice: StageChoice) -> Searched | None:
-        """Predict a choice; returns None if the budget is spent."""
+        """Predict a choice, and return the prediction; None if it is new and the budget is spent."""
         if choice not in self.tried:
             prediction = self.trials.predicted({**self.table, self.unit.key: choice})
             if prediction is not None:
@@ -111,7 +115,10 @@ class UnitSearch:
             self._try_sizes(replace(start, algorithm=leader.choice.algorithm))
 
     def _try_sizes(self, choice: StageChoice) -> None:
-        """Try bucket sizes, from large to small, until they are hopeless."""
+        """Try bucket sizes, from large to small, until they are hopeless (`HOPELESS`).
+
+        Sizes that split leaves are tried after the others, even if these were hopeless.
+        """
         fastest = math.inf
         for sizes in sizes_by_split(self.unit, bucket_sizes(self.unit)):
             previous = math.inf
@@ -131,10 +138,11 @@ class UnitSearch:
             choice = self._best_of(last.algorithm)
 
     def _best(self) -> StageChoice:
+        """The fastest choice that was tried."""
         return min(self.tried.values(), key=lambda each: (each.seconds, each.order)).choice
 
     def _best_of(self, algorithm: Algorithm | None) -> StageChoice:
-        """The best choice with `algorithm`."""
+        """The fastest choice with `algorithm` that was tried; there is at least one."""
         candidates = [each for each in self.tried.values() if each.choice.algorithm == algorithm]
         return min(candidates, key=lambda each: each.seconds).choice
 
@@ -153,7 +161,7 @@ class UnitSearch:
 def fastest_by(
     tried: Mapping[StageChoice, Searched], kind: Callable[[StageChoice], str]
 ) -> dict[str, Searched]:
-    """The fastest choice of each kind, the fastest kind first."""
+    """The fastest choice of each kind, the fastest kind first. `kind` returns the kind of a choice."""
     result: dict[str, Searched] = {}
     for each in sorted(tried.values(), key=lambda each: (each.seconds, each.order)):
         result.setdefault(kind(each.choice), each)
@@ -161,19 +169,20 @@ def fastest_by(
 
 
 def name_of(choice: StageChoice) -> str:
-    """The name of the algorithm: `hierarchical` for any order of levels, "" for the fastest of each."""
+    """The name of the algorithm: `hierarchical` for any order of levels, "" for None."""
     return choice.algorithm.name if choice.algorithm is not None else ""
 
 
 def size_of(choice: StageChoice) -> str:
+    """The bucket size, as text."""
     return str(choice.bucket)
 
 
 def kind_of(choice: StageChoice) -> str:
-    """The kind of the algorithm.
+    """The kind of the algorithm, as text.
 
-    The backend's own algorithm is a kind, as is each order of levels. All chunk programs are one kind, and
-    all hierarchies in which one level is changed.
+    The backend's own algorithm, None and each order of levels are separate kinds. All chunk programs are one
+    kind, and so are all hierarchies with an algorithm for a level.
     """
     algorithm = choice.algorithm
     if algorithm is not None and any(arg.key is not None for arg in algorithm.args):

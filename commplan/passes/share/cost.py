@@ -1,5 +1,7 @@
-"""The predicted cost of sharing in one phase: `commplan.input.costs` applied to a schedule and
-measurements."""
+"""The predicted cost of sharing in one phase, for the pass `share`.
+
+It applies the model of `commplan.input.costs` to the ops of a schedule and their measured costs.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ from commplan.passes.share.machine import InputFlow, setting_of
 from commplan.passes.share.proposals import cache_candidates, cache_proposal, worker_processes
 from commplan.select.algorithm_search import rounded
 
-MOST_CUTS = 16  # most combinations of cuts if several values of one flow are shared
+MOST_CUTS = 16  # maximum number of combinations of cuts, if several values of one flow are shared
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,12 @@ class SharingChoice:
     """The model's decision for one flow.
 
     Attributes:
-        prediction: the prediction of the chosen design.
-        cuts: for each end of the shared work, the value that is shared.
-        why: reason, for `explain`.
-        proposal: a cache that would shorten the step; empty if none would.
-        source: source of the measurements.
-        table: the costs of all designs.
+        prediction: The prediction of the chosen design.
+        cuts: For each end of the shared work, the value that is shared.
+        why: The reason, in words.
+        proposal: A description of a cache that would shorten the step; "" if none would.
+        source: The source of the measurements, in words.
+        table: The costs of the best cut and number of readers of each design.
     """
 
     prediction: Predicted
@@ -61,7 +63,7 @@ class SharingChoice:
 
     @property
     def seconds(self) -> float:
-        """The predicted time of a step."""
+        """The predicted seconds of a step."""
         return rounded(self.prediction.wall)
 
     @property
@@ -70,7 +72,14 @@ class SharingChoice:
         return self.prediction.design == "duplicate"
 
     def choice(self, text: str, span: Span, *, first: bool, why: str = "") -> Choice:
-        """The choice for one value. The cost table is attached to the `first` value of a flow."""
+        """The remark on one shared value of the flow.
+
+        Args:
+            text: The subject of the decision.
+            span: The stage in the plan.
+            first: Whether it is the first value of the flow, whose remark has the cost table and the proposal.
+            why: The reason; "" for the model's reason.
+        """
         if not first:
             why = why or "as for the other values of its flow"
             return Choice("share", text, why, span, seconds=self.seconds, source=self.source)
@@ -79,7 +88,14 @@ class SharingChoice:
 
 
 class SharingCostModel:
-    """Predicts the cost of sharing the flows of one phase. Results are None without measurements."""
+    """Predicts the cost of sharing the flows of one phase.
+
+    Attributes:
+        editor: The phase during the rewrite.
+        phase: The phase before it.
+        context: The context of the pass.
+        measured: Measured costs of the input; None if there are none.
+    """
 
     def __init__(self, editor: Editor, phase: Phase, context: PassContext) -> None:
         self.editor, self.phase, self.context = editor, phase, context
@@ -88,13 +104,25 @@ class SharingCostModel:
     def choose(
         self, flow: InputFlow, prefer: Prefer, requested: tuple[Design, int | None] | None = None
     ) -> SharingChoice | None:
-        """Choose the best of all designs, or the best cut for a `requested` design and number of readers."""
+        """Choose the best of all designs, or the best cut for a requested design.
+
+        Args:
+            flow: The flow.
+            prefer: The criterion, as in `SharePass.prefer`. A requested design uses `cpu`.
+            requested: The design and its number of readers; None for the best design.
+
+        Returns:
+            The choice. None if a cost of the flow is not measured, members have independent clocks or read
+            different records, or a batch has no records.
+        """
         measured, ops = self.measured, flow.ops
         if measured is None or not self._is_measured(ops, measured):
             return None
         rows = self.editor.values[next(iter(flow.ends))].leaves[0].shape[0]
         if not rows:
             return None
+
+        # By cut: the value at which each end of the flow is cut.
         cuts: dict[SharingCut, dict[Ref, Ref]] = {}
         for refs in itertools.islice(itertools.product(*flow.ends.values()), MOST_CUTS):
             cuts.setdefault(self._cut(ops, refs, measured), dict(zip(flow.ends, refs, strict=True)))
@@ -110,6 +138,7 @@ class SharingCostModel:
             alternatives = [other for other in predictions if (other.design, other.readers) != requested]
             predictions = [*alternatives, *requested_cuts]
             reason = _reason(predictions, best_design)
+
         shown = of_each_design(predictions, best_design, prefer if requested is None else "cpu")
         table = tuple(_table_row(row, is_taken=row is best_design) for row in shown)
         refs = cuts[best_design.cut]
@@ -131,9 +160,13 @@ class SharingCostModel:
         self, ops: Sequence[Op], shared: Sequence[Ref], measured: InputCosts,
         works: Mapping[Ref, RecordWork] = {},
     ) -> SharingCut:  # fmt: skip
-        """The cut after the values `shared`.
+        """The work before and after a cut, and the bytes of a record that cross it.
 
-        `works` replaces the measured work of some ops, by their first results.
+        Args:
+            ops: The ops of the flow.
+            shared: The values that are shared. The ops that compute them are before the cut.
+            measured: The costs of the ops.
+            works: Replaces the measured work of some ops, by their first results.
         """
         before = DefUse(ops).ancestors(shared)
         after = [op for op in ops if op not in before]
@@ -156,14 +189,14 @@ class SharingCostModel:
         return SharingCut(name, total(before), total(after), sum(self.record_size(ref) for ref in crossing))
 
     def record_size(self, ref: Ref) -> int:
-        """Bytes of one record, 0 if their length varies."""
+        """Bytes of one record of a loaded value; 0 if their length varies, and for other values."""
         value = self.editor.values[ref]
         if not value.leaves or value.kind != "records":
             return 0
         return value.leaves[0].nbytes // max(1, value.leaves[0].shape[0])
 
     def _work(self, op: Op, measured: InputCosts) -> RecordWork:
-        """The measured work of an op on one record, including writing its result."""
+        """The measured work of an op on one record, including writing its result; none for other ops."""
         if isinstance(op, Read):
             source = measured.source_named(op.source)
             return RecordWork(source.cpu, 0.0, source.wait, 1) if source else RecordWork()
@@ -171,6 +204,7 @@ class SharingCostModel:
         return RecordWork(fn.cpu, fn.cpu * (fn.held or 0.0), 0.0, 1) if fn else RecordWork()
 
     def _source(self, measured: InputCosts) -> str:
+        """The source of the measurements, in words."""
         host_text = f" on {measured.host}" if measured.host else ""
         consumer = measured.consumer_of(self.editor.schedule.plan, self.phase.name)
         missing = "" if consumer else "; no consumer measured: a step is assumed to wait for its input only"
@@ -178,7 +212,7 @@ class SharingCostModel:
 
 
 def _reason(predictions: Sequence[Predicted], selected: Predicted) -> str:
-    """The reason, in numbers."""
+    """The reason for `selected`, one of `predictions`, in words and numbers."""
     duplicate = next(prediction for prediction in predictions if prediction.design == "duplicate")
     if selected.design == "duplicate":
         shared = [prediction for prediction in predictions if prediction.design != "duplicate"]
@@ -196,6 +230,7 @@ def _reason(predictions: Sequence[Predicted], selected: Predicted) -> str:
 
 
 def _table_row(prediction: Predicted, *, is_taken: bool) -> SharingCost:
+    """The costs of one design for `explain`, rounded."""
     names = ("cpu", "wall", "nbytes", "memory", "limit", "distance")
     numbers = {name: rounded(getattr(prediction, name)) for name in names}
     cut = "" if prediction.design == "duplicate" else prediction.cut.name

@@ -1,4 +1,7 @@
-"""Find the values at which the work of ensemble members starts to differ, and move this frontier back."""
+"""Finds the values at which the work of ensemble members starts to differ, and moves this frontier back.
+
+Sharing earlier values is useful if they have fewer bytes. The pass `share` inserts the shares.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,19 @@ from commplan.ir.schedule import results as results_of
 from commplan.ir.types import ArrayType, sized
 from commplan.passes.rewrite import Editor
 
+# By value: the ensemble axes along which it is equal for all members. Other values are not keys.
 Independent = dict[Ref, tuple[str, ...]]
 
 
 def member_independent(editor: Editor, members: tuple[str, ...]) -> Independent:
-    """Values that loads and host maps compute equally for all members, with the ensembles concerned.
+    """The values that loads and host maps compute equally for all members of an ensemble.
 
-    Values after a `share` of the plan are excluded, since the plan decides how to share there.
+    Values after a `share` of the plan are excluded, since the plan decides how to share there. Loads with
+    independent clocks are excluded, too.
+
+    Args:
+        editor: The phase.
+        members: The ensemble axes with several members.
     """
     independent: Independent = {}
     for op in editor.phase.ops:
@@ -36,7 +45,11 @@ def member_independent(editor: Editor, members: tuple[str, ...]) -> Independent:
 
 
 def frontier(editor: Editor, independent: Independent) -> list[Ref]:
-    """The member-independent values that have other readers or leave the phase."""
+    """The member-independent values that leave the phase, or that an op reads whose results are not.
+
+    An op also counts if its results are equal along other axes than the value. Values that the plan shares
+    are excluded.
+    """
     uses = editor.uses
     bound = editor.bound
     refs: list[Ref] = []
@@ -44,14 +57,17 @@ def frontier(editor: Editor, independent: Independent) -> list[Ref]:
         readers = uses.readers(ref)
         if any(isinstance(op, Share) for op in readers):
             continue
-        ends = [op for op in readers if any(independent.get(r) != axes for r in results_of(op))]
+        ends = [op for op in readers if any(independent.get(result) != axes for result in results_of(op))]
         if ends or ref in bound:
             refs.append(ref)
     return refs
 
 
 def _equal_results(op: Op, independent: Independent) -> tuple[Ref, ...]:
-    """The results of `op` that are equal for all members: loads (without record counts) and host maps."""
+    """The results of `op` that may be equal for all members: those of loads and of host maps.
+
+    The record counts of a load are excluded, as is a map with an operand that is not in `independent`.
+    """
     if isinstance(op, Read):
         return (op.result,)
     if isinstance(op, Map) and op.lane == "host_compute" and all(ref in independent for ref in op.operands):
@@ -60,12 +76,16 @@ def _equal_results(op: Op, independent: Independent) -> tuple[Ref, ...]:
 
 
 def candidate_cuts(editor: Editor, independent: Independent, ref: Ref, *, past_widening: bool) -> list[Ref]:
-    """`ref` and the earlier values at which sharing could end instead, latest first.
+    """`ref` and the earlier values at which sharing could end instead, the latest first.
 
     A cut can move back over a deterministic host map with one operand and one result, if the operand has a
-    fixed size and no other reader. Each member then runs this map on the same data.
+    fixed size and no other reader, and no member-independent op reads the result. Each member then runs this
+    map on the same data.
 
     Args:
+        editor: The phase.
+        independent: The member-independent values.
+        ref: One of them.
         past_widening: Whether the cut may move over a map that only widens the dtype.
     """
     uses, bound = editor.uses, editor.bound
@@ -77,22 +97,23 @@ def candidate_cuts(editor: Editor, independent: Independent, ref: Ref, *, past_w
             return cuts
         if not past_widening and widens(editor.schedule.fn(maker.fn)):
             return cuts
-        before, axes = maker.operands[0], independent[cut]
-        has_one_reader = uses.readers(before) == [maker] and before not in bound
-        goes_on = any(
+        operand, axes = maker.operands[0], independent[cut]
+        has_one_reader = uses.readers(operand) == [maker] and operand not in bound
+        has_shared_reader = any(
             independent.get(result) == axes for op in uses.readers(cut) for result in results_of(op)
         )
         if (
             not has_one_reader
-            or goes_on
-            or not editor.values[before].leaves
-            or independent.get(before) != axes
+            or has_shared_reader
+            or not editor.values[operand].leaves
+            or independent.get(operand) != axes
         ):
             return cuts
-        cuts.append(before)
+        cuts.append(operand)
 
 
 def _moves_back(maker: Map) -> bool:
+    """Whether a share can move before `maker`: a deterministic host map of one value to one value."""
     return (
         maker.lane == "host_compute"
         and not (maker.per or maker.random)
@@ -102,9 +123,11 @@ def _moves_back(maker: Map) -> bool:
 
 
 def move_back(editor: Editor, ops: list[Op], share: Share, maker: Map) -> Share:
-    """Move a share before the map that computes its operand.
+    """Move a share before the map that computes its operand, and return the moved share.
 
     wide = map widen(x); y = share wide  -->  narrow = share x; y = map widen(narrow)
+
+    Changes `ops`, which contain `share` and `maker`, in place.
     """
     value: Value = editor.values[maker.operands[0]]
     narrow = editor.add(replace(value, id=editor.fresh(f"{share.result}/narrow")))
@@ -119,8 +142,13 @@ def push_widening(editor: Editor, ops: list[Op], choices: list[Choice], settled:
 
     Applies if the function is elementwise and deterministic, has one operand and one result of the same shape
     and a wider dtype, and the wide value has no other reader. Records are then bitwise equal either way.
-    Device functions always run after the share. Results in `settled` are skipped, since their cut was chosen
-    by cost.
+    Device functions always run after the share.
+
+    Args:
+        editor: The phase.
+        ops: Its ops, which are changed in place.
+        choices: Receives a remark for each move.
+        settled: Results of shares to skip, since their cut was chosen by cost.
     """
     for first in [op for op in ops if isinstance(op, Share) and op.result not in settled]:
         share = first
@@ -136,32 +164,35 @@ def push_widening(editor: Editor, ops: list[Op], choices: list[Choice], settled:
             has_one_reader = share.operand not in editor.bound and uses.readers(share.operand) == [share]
             if not has_one_reader:
                 break
-            before, name = editor.values[share.operand].nbytes, name_of(share.result)
+            wide_nbytes, name = editor.values[share.operand].nbytes, name_of(share.result)
             share = move_back(editor, ops, share, maker)
-            after = editor.values[share.result].nbytes
-            why = f"{maker.fn} only widens: {sized(after)} a step are moved, not {sized(before)}"
-            rejected = (f"after `{maker.fn}`: {sized(before)}",)
+            narrow_nbytes = editor.values[share.result].nbytes
+            why = f"{maker.fn} only widens: {sized(narrow_nbytes)} a step are moved, not {sized(wide_nbytes)}"
+            rejected = (f"after `{maker.fn}`: {sized(wide_nbytes)}",)
             text = f"`{name}`: shared before `{maker.fn}`"
             choices.append(Choice("share", text, why, share.span, rejected))
 
 
 def widens(fn: FnType) -> bool:
-    """Whether `fn` is elementwise and only converts to a wider dtype."""
+    """Whether `fn` is elementwise, deterministic, and maps one array to one of the same shape in a wider dtype.
+
+    Such a function is assumed to only convert elements.
+    """
     if not fn.elementwise or fn.random or len(fn.operands) != 1 or len(fn.results) != 1:
         return False
-    before, after = fn.operands[0], fn.results[0]
-    if not isinstance(before, ArrayType) or not isinstance(after, ArrayType):
+    operand, result = fn.operands[0], fn.results[0]
+    if not isinstance(operand, ArrayType) or not isinstance(result, ArrayType):
         return False
-    return before.shape == after.shape and before.dtype.nbytes < after.dtype.nbytes
+    return operand.shape == result.shape and operand.dtype.nbytes < result.dtype.nbytes
 
 
 def flows(phase: Phase) -> list[list[Op]]:
-    """The host ops, grouped into sets connected through their values."""
+    """The flows of a phase: its loads, host maps and shares of their results, connected through values."""
     produced: set[Ref] = set()
-    members: list[Op] = []
+    host_ops: list[Op] = []
     for op in phase.ops:
-        host = isinstance(op, Read) or (isinstance(op, Map) and op.lane == "host_compute")
-        if host or (isinstance(op, Share) and op.operand in produced):
+        is_host_work = isinstance(op, Read) or (isinstance(op, Map) and op.lane == "host_compute")
+        if is_host_work or (isinstance(op, Share) and op.operand in produced):
             produced.update(results_of(op))
-            members.append(op)
-    return connected(members)
+            host_ops.append(op)
+    return connected(host_ops)

@@ -1,4 +1,4 @@
-"""The machine as the sharing model sees it: hosts of members, and times of transfers between hosts."""
+"""The machine as the sharing model sees it: the hosts of members, and the times of transfers between hosts."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class InputFlow(NamedTuple):
     """A connected set of host ops.
 
     Attributes:
-        ops: the ops.
-        ends: for each final value, the values at which it may be cut. The work before the cut is shared.
-        over: axes of the members that share.
+        ops: The ops, in the order of the phase.
+        ends: For each value at which shared work may end, the values at which it may be cut. The work before
+            the cut is shared.
+        over: The ensemble axes of the members that share.
     """
 
     ops: Sequence[Op]
@@ -40,14 +41,23 @@ class InputFlow(NamedTuple):
 def setting_of(
     schedule: Schedule, phase: str, flow: InputFlow, rows: int, measured: InputCosts, context: PassContext
 ) -> tuple[Setting, Links | None]:
-    """The setting of `flow`, whose members receive `rows` records a step.
+    """The arguments of the sharing model for one flow.
 
-    Without a topology all members are assumed to run on one host.
+    Args:
+        schedule: The schedule.
+        phase: The name of the phase.
+        flow: The flow.
+        rows: The number of records that each member receives in a step.
+        measured: Measured costs of the input.
+        context: Has the topology. Without one, all members are assumed to run on one host.
+
+    Returns:
+        The setting, and the times of transfers between hosts; None without a topology.
 
     Raises:
-        CommplanError: CP0750 if an axis does not fit on the topology.
+        CommplanError: CP0750 if an axis does not fit the topology, CP0713 if there are too many ranks.
     """
-    topology, links = context.topology, None  # without a topology all transfers stay inside one host
+    topology, links = context.topology, None
     members = schedule.size(flow.over)
     ranks = schedule.size(tuple(axis.name for axis in schedule.mesh_axes))
     groups = ((0,) * members,) * max(1, ranks // members)
@@ -75,7 +85,7 @@ def setting_of(
 def _hosts_and_links(
     schedule: Schedule, topology: Topology, over: tuple[str, ...], context: PassContext
 ) -> tuple[tuple[tuple[int, ...], ...], Links]:
-    """The host of each member of each group, and the transfer times between hosts."""
+    """The number of the host of each member of each group, and the transfer times between hosts."""
     calibration = context.calibration.links if context.calibration else None
     backend = schedule.backend
     predictor = Predictor(
@@ -86,6 +96,7 @@ def _hosts_and_links(
 
     @cache
     def links(leaders: tuple[int, ...], move: HostTransfer, nbytes: float) -> float:
+        """The seconds of `move` among the members `leaders` of all groups; see `commplan.input.costs.Links`."""
         layout = Layout(places[:, list(leaders)])
         query = CollectiveQuery(move.kind, layout, nbytes, network, backend, root=move.root)
         prediction = collective_time(Algorithm("native"), query, calibration)

@@ -1,4 +1,7 @@
-"""Propose changes to a plan that would shorten a step: worker processes, and a cache of records."""
+"""Proposes changes to a program that would shorten a step: worker processes, and a cache of records.
+
+The proposals are part of the reasons in remarks of the pass `share`.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +29,19 @@ from commplan.ir.types import sized, timed
 
 _LARGE = 1 << 60  # bytes of a cache that holds any record
 
+# Returns the cut of a design. The argument replaces the work of some ops, by their first results.
 CutOf = Callable[[Mapping[Ref, RecordWork]], SharingCut]
-"""The cut of a design, with other work for some ops, by their first results."""
 
 
 @dataclass(frozen=True)
 class CacheCandidate:
-    """A host function whose results could be kept.
+    """A host function whose results could be kept in a cache.
 
     Attributes:
-        op: the function.
-        nbytes: bytes of the results for one record.
-        works: the work that remains of each op if all records are kept, by its first result.
+        op: The call of the function.
+        nbytes: Bytes of the results for one record.
+        works: By the first result of an op, its work for a record in the cache: a copy for `op`, and nothing
+            for ops that only `op` needs. Other ops keep their work.
     """
 
     op: Map
@@ -52,14 +56,14 @@ def cache_candidates(
     record_size: Callable[[Ref], int],
     copy: float,
 ) -> list[CacheCandidate]:
-    """The host functions of a flow that could have a cache. None if one of them has a cache.
+    """The host functions of a flow that could have a cache; empty if one of them has a cache already.
 
     Args:
-        schedule: the schedule.
-        ops: the ops of the flow.
-        bound: values that leave the phase.
-        record_size: returns the bytes of one record of a value.
-        copy: CPU seconds per byte copied.
+        schedule: The schedule.
+        ops: The ops of the flow.
+        bound: The values that leave the phase.
+        record_size: Returns the bytes of one record of a value.
+        copy: CPU seconds per copied byte.
     """
     if any(isinstance(op, Map) and op.hints.cache for op in ops):
         return []
@@ -69,15 +73,17 @@ def cache_candidates(
         if not isinstance(op, Map) or cache_violation(schedule, uses, op, Cache(_LARGE)):
             continue
         before = uses.ancestors(op.results)
-        if any(isinstance(each, Share) for each in before):
+        if any(isinstance(earlier, Share) for earlier in before):
             continue
         nbytes = sum(map(record_size, op.results))
         works = {op.results[0]: RecordWork(copy * nbytes, steps=1)}
-        for each in reversed(before[:-1]):
-            values = (each.result,) if isinstance(each, Read) else results_of(each)  # counts need no record
+        # The last of `before` is `op` itself. An earlier op has no work if all of its readers have none.
+        for earlier in reversed(before[:-1]):
+            # The record counts of a load are known without reading the records.
+            values = (earlier.result,) if isinstance(earlier, Read) else results_of(earlier)
             readers = [results_of(reader)[0] for ref in values for reader in uses.readers(ref)]
             if all(reader in works for reader in readers) and not any(ref in bound for ref in values):
-                works[results_of(each)[0]] = RecordWork()
+                works[results_of(earlier)[0]] = RecordWork()
         candidates.append(CacheCandidate(op, nbytes, works))
     return candidates
 
@@ -86,10 +92,21 @@ def cache_proposal(
     candidates: Sequence[CacheCandidate], cut: CutOf, setting: Setting, selected: Predicted,
     links: Links | None, prefer: Prefer,
 ) -> str:  # fmt: skip
-    """Propose the cache that makes a step shortest; empty text if no cache does.
+    """Propose the cache that makes a step shortest.
 
     The step is one of the second epoch or later, with all records in the cache, under the selected design.
-    With `prefer="cpu"`, less CPU time is enough if the step gets no longer.
+
+    Args:
+        candidates: The functions that could have a cache.
+        cut: Returns the cut of the selected design.
+        setting: The machine and the load.
+        selected: The prediction of the selected design, without a cache.
+        links: The times of transfers between hosts; None if all members are on one host.
+        prefer: With `cpu`, less CPU time is enough if the step gets no longer.
+
+    Returns:
+        A description that begins with "; ", to be appended to a reason. "" if no cache makes a step clearly
+        shorter.
     """
     design = (selected.design, selected.readers, links, selected.limit)
     predictions = [(predict(setting, cut(candidate.works), *design), candidate) for candidate in candidates]
@@ -107,7 +124,17 @@ def cache_proposal(
 
 
 def worker_processes(setting: Setting, selected: Predicted, links: Links | None) -> str:
-    """Describe the gain of worker processes for a step that waits for the interpreter's lock."""
+    """Propose worker processes for functions that wait for the interpreter's lock.
+
+    Args:
+        setting: The machine and the load.
+        selected: The prediction of the selected design.
+        links: The times of transfers between hosts; None if all members are on one host.
+
+    Returns:
+        A description that begins with "; ", to be appended to a reason. "" if a step gets not clearly
+        shorter.
+    """
     with_processes = replace(setting, processes=True)
     other = predict(with_processes, selected.cut, selected.design, selected.readers, links, selected.limit)
     if other.wall * (1 + TIME_TOLERANCE) >= selected.wall:

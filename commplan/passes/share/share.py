@@ -1,4 +1,7 @@
-"""share: computes values that are equal for all members of an ensemble once, and then distributes them."""
+"""share: computes values that are equal for all members of an ensemble once, and then distributes them.
+
+`frontier` finds these values, and `cost` compares the designs by which they can be distributed.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +38,12 @@ class SharePass(Pass, frozen=True):
     """Computes values that are the same for all members once: the longest prefix of the input work.
 
     Attributes:
-        design: the design if the plan has none. `auto` decides by measured costs, including not sharing, or
+        design: The design if the plan has none. `auto` decides by measured costs, including not sharing, or
             uses `all_shared` without measurements; `none` does not share.
-        widening: whether a host function that only widens the dtype is moved after the share (`push`).
-        prefer: the criterion of the cost model: `time` of a step, or `cpu` among designs of equal step time.
-        readers: number of readers of `single_broadcast` and `multi_broadcast`.
+        widening: `push` moves a host function that only widens the dtype after the share; `keep` does not.
+        prefer: The criterion of the cost model: the `time` of a step, or the `cpu` time of a record.
+        readers: The number of readers of `single_broadcast` and `multi_broadcast`, if the pass option has one
+            of these designs. At most the number of members.
     """
 
     name: ClassVar[str] = "share"
@@ -57,21 +61,21 @@ class SharePass(Pass, frozen=True):
         if not members or not any(isinstance(op, Read) for op in phase.ops):
             return phase
         editor = Editor(schedule, phase)
-        pricer = SharingCostModel(editor, phase, context)
+        cost_model = SharingCostModel(editor, phase, context)
         ops, uses = list(phase.ops), editor.uses
         choices += [_own_clock(op) for op in ops if isinstance(op, Read) and op.clock in members]
         independent = member_independent(editor, members)
         ends = frontier(editor, independent)
-        settled: list[Ref] = []
+        settled: list[Ref] = []  # values whose cut was chosen by cost
         for flow in flows(phase):
             produced = {ref for op in flow for ref in results_of(op)}
             flow_ends = [ref for ref in ends if ref in produced]
             pinned = [op for op in flow if isinstance(op, Share)]
             choices += [
-                _choice_pinned(op, pricer, flow if len(pinned) == 1 and not flow_ends else [])
+                _choice_pinned(op, cost_model, flow if len(pinned) == 1 and not flow_ends else [])
                 for op in pinned
             ]
-            chosen = None if pinned else self._chosen(pricer, flow, flow_ends, independent)
+            chosen = None if pinned else self._chosen(cost_model, flow, flow_ends, independent)
             for number, ref in enumerate(flow_ends):
                 if self.design == "auto" and chosen is not None and chosen.declines:
                     span = uses.ops[uses.indices[ref]].span
@@ -87,31 +91,36 @@ class SharePass(Pass, frozen=True):
         return editor.finish(ops)
 
     def _chosen(
-        self, pricer: SharingCostModel, flow: list[Op], ends: list[Ref], independent: Independent
+        self, cost_model: SharingCostModel, flow: list[Op], ends: list[Ref], independent: Independent
     ) -> SharingChoice | None:
-        """The decision by cost, or None if costs are unknown or nothing can be shared."""
+        """The decision by cost for a flow whose shared work ends at `ends`.
+
+        None if costs are unknown, the pass does not share, the ends are equal along different axes, or a
+        value at an end has records of variable length.
+        """
         axes = {independent[ref] for ref in ends}
-        if self.design == "none" or len(axes) != 1 or not all(map(pricer.record_size, ends)):
+        if self.design == "none" or len(axes) != 1 or not all(map(cost_model.record_size, ends)):
             return None
         (over,) = axes
-        push = self.widening == "push"
-        cuts = {ref: candidate_cuts(pricer.editor, independent, ref, past_widening=push) for ref in ends}
-        settled = None if self.design == "auto" else (self.design, self._readers(pricer.editor.size(over)))
-        return pricer.choose(InputFlow(flow, cuts, over), self.prefer, settled)
+        editor, push = cost_model.editor, self.widening == "push"
+        cuts = {ref: candidate_cuts(editor, independent, ref, past_widening=push) for ref in ends}
+        requested = None if self.design == "auto" else (self.design, self._readers(editor.size(over)))
+        return cost_model.choose(InputFlow(flow, cuts, over), self.prefer, requested)
 
     def _readers(self, members: int) -> int | None:
-        """The number of reading processes, if the design has designated readers."""
+        """The number of reading processes; None if the design has no designated readers."""
         return min(self.readers, members) if self.design.endswith("broadcast") else None
 
     def _share(
         self, editor: Editor, ops: list[Op], ref: Ref, independent: Independent, choices: list[Choice],
         chosen: SharingChoice | None, *, first: bool,
     ) -> None:  # fmt: skip
-        """Insert a share.
+        """Insert a share of `ref` into `ops`, and append the remark.
 
             pixels = map decode(raw)  -->  own = map decode(raw); pixels = share own
 
-        Later work that is equal for all members uses `own`.
+        Later work that is equal for all members uses `own`. Only the remark is appended for records of
+        variable length, and if the pass does not share.
         """
         axes = independent[ref]
         maker_index = DefUse(ops).indices[ref]
@@ -145,7 +154,16 @@ class SharePass(Pass, frozen=True):
 def _choice(
     editor: Editor, text: str, op: Share, chosen: SharingChoice | None, *, by_option: bool, first: bool
 ) -> Choice:
-    """The choice for one value."""
+    """The remark on one shared value.
+
+    Args:
+        editor: The phase.
+        text: The value and its axes, in words.
+        op: The share.
+        chosen: The decision by cost; None without measurements.
+        by_option: Whether an option of the pass specifies the design.
+        first: Whether it is the first value of its flow.
+    """
     text = f"{text}: {op.design}" + (f"(readers = {op.readers})" if op.readers else "")
     if chosen is not None:
         return chosen.choice(
@@ -178,9 +196,10 @@ def _move_to(editor: Editor, ops: list[Op], ref: Ref, chosen: SharingChoice) -> 
         share = move_back(editor, ops, share, maker)
 
 
-def _choice_pinned(op: Share, pricer: SharingCostModel, flow: list[Op]) -> Choice:
-    priced = InputFlow(flow, {op.operand: [op.operand]}, op.axes)
-    chosen = pricer.choose(priced, "cpu", (op.design, op.readers)) if flow else None
+def _choice_pinned(op: Share, cost_model: SharingCostModel, flow: list[Op]) -> Choice:
+    """The remark on a share of the plan, with costs unless `flow` is empty."""
+    input_flow = InputFlow(flow, {op.operand: [op.operand]}, op.axes)
+    chosen = cost_model.choose(input_flow, "cpu", (op.design, op.readers)) if flow else None
     text = f"`{name_of(op.result)}`: {op.design}"
     if chosen is None:
         return Choice("share", text, "set in the plan", op.span)
@@ -188,6 +207,7 @@ def _choice_pinned(op: Share, pricer: SharingCostModel, flow: list[Op]) -> Choic
 
 
 def _own_clock(op: Read) -> Choice:
+    """The remark on a load whose members have independent clocks."""
     unit = math.gcd(*op.batch)
     why = (
         f"members of `{op.clock}` have independent clocks: shared values are made once, {unit} "
