@@ -1,4 +1,7 @@
-"""The plan language: parse text into a checked plan graph."""
+"""The plan language: parses text into a checked plan graph.
+
+`parser` makes the untyped tree (`ast`), and `check` the plan graph. `format` is the formatter.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,13 @@ if TYPE_CHECKING:
 
 
 class Analysis(NamedTuple):
-    """The result of analysing a plan text.
+    """The result of analyzing a plan text.
 
-    `plan` is None if the text has errors. `values` are those that could be checked. `diagnostics` are sorted
-    by position.
+    Attributes:
+        tree: The untyped tree, with a `BadStmt` for each statement that did not parse.
+        plan: The checked plan; None if there are diagnostics.
+        values: The values that could be checked.
+        diagnostics: All errors, sorted by position.
     """
 
     tree: ast.File
@@ -32,13 +38,17 @@ def load(text: str, file: str) -> tuple[Plan | None, tuple[Diagnostic, ...]]:
         file: The file name to show in diagnostics.
 
     Returns:
+        The checked plan, or None if there are errors, and the errors sorted by position.
     """
     analysis = analyze(text, file)
     return analysis.plan, analysis.diagnostics
 
 
 def analyze(text: str, file: str) -> Analysis:
-    """Parse and check a plan, keeping partial results if it has errors. Invalid text never raises."""
+    """Parse and check a plan, keeping partial results if it has errors. Invalid text never raises.
+
+    The arguments are those of `load`.
+    """
     from commplan.dsl.check import check_all  # noqa: PLC0415  (heavy, and `fmt` does without)
     from commplan.dsl.parser import parse  # noqa: PLC0415
 
@@ -49,6 +59,6 @@ def analyze(text: str, file: str) -> Analysis:
 
 
 def place(diagnostic: Diagnostic) -> tuple[int, int, str]:
-    """Sort key of a diagnostic: its line, column and code."""
+    """Sort key of a diagnostic: its line, column and code. Those without a location come first."""
     span = diagnostic.span
     return (span.line, span.column, diagnostic.code) if span else (0, 0, diagnostic.code)

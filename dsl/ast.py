@@ -16,13 +16,17 @@ from commplan.ir.types import PhaseKind, Status
 
 
 class SyntaxNode(msgspec.Struct, frozen=True, kw_only=True):
-    """Base class of all nodes."""
+    """Base class of all nodes. Docstrings of nodes show the syntax.
+
+    Attributes:
+        span: The location of the node in the source.
+    """
 
     span: Span
 
 
 def span_of(parts: Sequence[Any]) -> Span:
-    """The span from the first to the last of several nodes or tokens."""
+    """The span from the first to the last of at least one node or token."""
     first: Span = parts[0].span
     return first if len(parts) == 1 else first.to(parts[-1].span)
 
@@ -34,7 +38,14 @@ class Name(SyntaxNode, frozen=True):
 
 
 class Number(SyntaxNode, frozen=True):
-    """A literal: `text` as written, `value` without `_`, and `unit`, a unit of the language or None."""
+    """A literal.
+
+    Attributes:
+        text: The digits as written, without the unit.
+        value: The value of the digits, not converted to a base unit. An int unless they have a point or an
+            exponent.
+        unit: One of `lexer.UNITS`; None without a unit.
+    """
 
     text: str
     value: int | float
@@ -42,7 +53,7 @@ class Number(SyntaxNode, frozen=True):
 
 
 class TypeExpr(SyntaxNode, frozen=True):
-    """`f32[3, 4]`, `f32`, `bytes`, `tree`. `dims` is None without brackets."""
+    """`f32[3, 4]`, `f32`, `bytes`, `tree`. `dims` is None without brackets; the name need not be a type."""
 
     name: Name
     dims: tuple[Number, ...] | None = None
@@ -71,9 +82,15 @@ class SourceDecl(SyntaxNode, frozen=True):
 
 
 class FnDecl(SyntaxNode, frozen=True):
-    """`fn NAME(TYPES) -> TYPES on host FLAGS`. `flags` are the words after `host` or `device`.
+    """`fn NAME(TYPES) -> TYPES on host FLAGS`, or `fn NAME = BUILTIN(..)`.
 
-    `body` is the call of a built-in function after `=`. `results` is empty without types.
+    Attributes:
+        name: The name.
+        operands: The types of the operands; empty without types.
+        results: The types of the results; empty without types.
+        where: The word after `on`; None without it.
+        flags: The words after `where`.
+        body: The call of a built-in function after `=`; None for a function of the user.
     """
 
     name: Name
@@ -85,7 +102,7 @@ class FnDecl(SyntaxNode, frozen=True):
 
 
 class InputDecl(SyntaxNode, frozen=True):
-    """`input NAME : TYPE PLACEMENT`."""
+    """`input NAME : TYPE PLACEMENT`. `placement` is empty without a clause."""
 
     name: Name
     type: TypeExpr
@@ -93,7 +110,7 @@ class InputDecl(SyntaxNode, frozen=True):
 
 
 class StateDecl(SyntaxNode, frozen=True):
-    """`state NAME : TYPE PLACEMENT on SERVER`."""
+    """`state NAME : TYPE PLACEMENT on SERVER`. `server` is None without `on`."""
 
     name: Name
     type: TypeExpr
@@ -118,7 +135,7 @@ class CallExpr(SyntaxNode, frozen=True):
 
 
 class CallArg(SyntaxNode, frozen=True):
-    """`eta`, `0.1`, `rho = 0.1` or `gpu = native` between the parentheses of a `CallExpr`."""
+    """`eta`, `0.1`, `rho = 0.1` or `gpu = native` in a `CallExpr`. `key` is None without `=`."""
 
     value: Name | Number
     key: Name | None = None
@@ -146,14 +163,17 @@ class Options(SyntaxNode, frozen=True):
 
 
 class BatchClause(SyntaxNode, frozen=True):
-    """`batch 64`, or `batch [32, 32, 64] over MEMBER`."""
+    """`batch 64`, or `batch [32, 32, 64] over MEMBER`. `over` is None without the word."""
 
     sizes: tuple[Number, ...]
     over: Name | None = None
 
 
 class LoadExpr(SyntaxNode, frozen=True):
-    """`load SOURCE batch 64 split A per B visit V seed N tail T { .. }`. Absent clauses are None or empty."""
+    """`load SOURCE batch 64 split A per B visit V seed N tail T { .. }`.
+
+    Absent clauses are None, or empty for `split` and `per`.
+    """
 
     source: Name
     batch: BatchClause
@@ -166,7 +186,7 @@ class LoadExpr(SyntaxNode, frozen=True):
 
 
 class MapExpr(SyntaxNode, frozen=True):
-    """`map FN(A, B) per AXES { .. }`."""
+    """`map FN(A, B) per AXES { .. }`. `per` is empty without the word, and `options` None without braces."""
 
     fn: Name
     operands: tuple[Name, ...]
@@ -175,9 +195,13 @@ class MapExpr(SyntaxNode, frozen=True):
 
 
 class Communication(SyntaxNode, frozen=True, kw_only=True):
-    """The clauses shared by stages over axes.
+    """The clauses of stages over axes. Any stage may have any of them; the checker rejects wrong ones.
 
-    Any stage may carry any of them here; the checker rejects those that a stage does not take.
+    Attributes:
+        over: The axes.
+        by: The reduction, or a number for a `shift`; None without the clause.
+        via: The algorithm; None without the clause.
+        options: The options in braces; None without braces.
     """
 
     over: tuple[Name, ...]
@@ -187,9 +211,13 @@ class Communication(SyntaxNode, frozen=True, kw_only=True):
 
 
 class StageExpr(Communication, frozen=True):
-    """A stage with one operand over some axes; `kind` is its verb.
+    """`KIND OPERAND over AXES from ROOT by .. via .. { .. }`, a stage with one operand over some axes.
 
-    `over_word` is the keyword in the source, `over` or `across`.
+    Attributes:
+        kind: The verb, such as `reduce`.
+        operand: The operand.
+        over_word: The keyword in the source, `over` or `across`.
+        root: The number after `from`; None without the clause.
     """
 
     kind: str
@@ -238,7 +266,14 @@ class BadStmt(SyntaxNode, frozen=True):
 class PhaseDecl(SyntaxNode, frozen=True):
     """`at start`, `each step`, `every N steps [in F fragments] [hidden under V steps]`, `phase NAME`.
 
-    `header` spans the words before `{`.
+    Attributes:
+        kind: The kind of phase.
+        header: The location of the words before `{`.
+        body: The statements in braces.
+        period: The N of `every`; None for other phases.
+        name: The name of `phase`; None for other phases.
+        fragments: The F; None without `in`.
+        hidden: The V; None without `hidden`.
     """
 
     kind: PhaseKind
@@ -254,7 +289,14 @@ Decl = AxisDecl | SourceDecl | FnDecl | InputDecl | StateDecl | TopologyDecl | P
 
 
 class File(SyntaxNode, frozen=True):
-    """A whole file. `name` is None if the `plan NAME` line is missing or wrong."""
+    """A whole file.
+
+    Attributes:
+        file: The file name, for diagnostics.
+        text: The source, without a byte order mark.
+        name: The name of the plan; None if the `plan NAME` line is missing or wrong.
+        items: The declarations and phases in order, with a `BadStmt` for each that did not parse.
+    """
 
     file: str
     text: str

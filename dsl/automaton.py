@@ -1,6 +1,7 @@
 """The LALR automaton of `plan.lark`: reads tokens one at a time and builds values as it reduces rules.
 
-Its tables are in `plan.tables.json`, which `make grammars` computes with Lark: reading a plan needs no Lark.
+Its tables are in `plan.tables.json`, which `make grammars` computes with Lark. Lark is not needed to read a
+plan. `grammar` has the builders of the rules.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-END = "$END"
+END = "$END"  # the symbol at the end of the text
+# By rule: makes the value of the rule from the values of its children.
 Builders = Mapping[str, Callable[[list[Any]], Any]]
 
 
@@ -20,10 +22,11 @@ class Tables(msgspec.Struct, frozen=True):
     """The tables of the automaton.
 
     Attributes:
-        starts: the first state for each start symbol.
-        ends: the state in which the end of the text accepts each start symbol.
-        rules: the symbol that each rule makes, and the number of symbols that it replaces.
-        states: for each state the action by symbol: the next state if at least 0, else `~rule` to reduce.
+        starts: For each start symbol, the first state.
+        ends: For each start symbol, the state in which the end of the text completes it.
+        rules: For each rule, the symbol that it makes, and the number of symbols that it replaces.
+        states: For each state, the actions by symbol. An action of at least 0 is the next state, after the
+            symbol is read. A negative action is `~rule`, for the rule to reduce.
     """
 
     starts: dict[str, int]
@@ -42,7 +45,13 @@ class _Spliced(list[Any]):
 
 
 class Automaton:
-    """A parser of one `start` symbol. Its values are tokens, and results of `builders` for named rules."""
+    """A parser of one start symbol.
+
+    Args:
+        start: The start symbol, a key of `Tables.starts`.
+        builders: The builders of rules. The children of a rule without a builder take its place in the rule
+            around it.
+    """
 
     def __init__(self, start: str, builders: Builders) -> None:
         self._builders, self._tables = builders, _tables()
@@ -51,16 +60,21 @@ class Automaton:
 
     @property
     def choices(self) -> Mapping[str, int]:
-        """The actions of the current state by symbol; some lead to a mistake later."""
+        """The actions of the current state by symbol. A symbol in it may still not fit, see `accepts`."""
         return self._tables.states[self._states[-1]]
 
     def accepts(self) -> frozenset[str]:
-        """The types of tokens that may come next."""
+        """The types of tokens that may come next, with `END` if the text may end."""
         terminals = filter(str.isupper, self.choices)
         return frozenset(kind for kind in terminals if self._reduce(list(self._states), kind, None))
 
     def feed(self, kind: str, token: object) -> bool:
-        """Read a token. Return whether it fits."""
+        """Read a token, and return whether it fits.
+
+        Args:
+            kind: The type of the token.
+            token: Its value, which builders receive.
+        """
         if not self._reduce(self._states, kind, self._values):
             return False
         self._states.append(self.choices[kind])
@@ -68,14 +82,20 @@ class Automaton:
         return True
 
     def finish(self) -> Any | None:
-        """The value of the start symbol, or None if the text may not end here."""
+        """The value of the start symbol, after the last token; None if the text may not end here.
+
+        It is the first child if the start symbol has no builder.
+        """
         if not self._reduce(self._states, END, self._values):
             return None
         value = self._values[-1]
         return value[0] if isinstance(value, _Spliced) else value
 
     def _reduce(self, states: list[int], kind: str, values: list[Any] | None) -> bool:
-        """Apply the rules that end before a token of this `kind`. Return whether it fits then."""
+        """Apply the rules that end before a token of type `kind`, and return whether the token fits then.
+
+        Changes `states` and `values` in place. Builds no values if `values` is None.
+        """
         while kind != END or states[-1] != self._end:
             action = self._tables.states[states[-1]].get(kind)
             if action is None or action >= 0:

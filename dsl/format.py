@@ -20,37 +20,55 @@ from commplan.dsl.line_layout import flat, lay_out
 from commplan.dsl.parser import parse
 from commplan.dsl.statements import PhaseOpen, Statement, split
 
-WIDTH = 110
+WIDTH = 110  # characters of a line
 
+# The kinds of lines: `size` are declarations with `=`, `type` those with `:`, `open` and `close` the ends of
+# a phase.
 Kind = Literal["comment", "plan", "size", "type", "fn", "topology", "stage", "output", "open", "close"]
 
+# The kind of a statement by the type of its first token; others are stages.
 _DECLARED: dict[str, Kind] = {
     "PLAN": "plan", "AXIS": "size", "ENSEMBLE": "size", "SERVER": "size",
     "SOURCE": "type", "INPUT": "type", "STATE": "type", "FN": "fn",
     "TOPOLOGY": "topology", "OUTPUT": "output",
 }  # fmt: skip
+# The token at which lines of a kind are aligned.
 _MARKS: dict[Kind, str] = {"size": "EQUAL", "type": "COLON", "stage": "EQUAL"}
 
 
 class _FormatEntry(NamedTuple):
     """A statement, phase header, closing brace or comment line of the output.
 
-    `inner` holds the comments between tokens, by the index of the preceding token.
+    Attributes:
+        kind: Its kind.
+        tokens: Its tokens; for a comment line, the comment.
+        inner: The comments between tokens, by the index of the preceding token.
+        trailing: The comment after the last token, on the same line; None if there is none.
+        blank: Whether a blank line precedes it.
+        indent: The number of spaces before it.
     """
 
     kind: Kind
     tokens: tuple[Token, ...]
     inner: dict[int, tuple[Token, ...]]
     trailing: Token | None
-    blank: bool  # whether a blank line precedes it
+    blank: bool
     indent: int
 
 
 def format_source(text: str, file: str) -> str:
     """Format a plan.
 
+    Args:
+        text: The source of the plan.
+        file: The file name to show in diagnostics.
+
+    Returns:
+        The formatted text. It ends with a newline, has CRLF line ends if `text` contains one, and no byte
+        order mark.
+
     Raises:
-        CommplanError: If the text does not parse; it carries the diagnostics.
+        CommplanError: The syntax errors, if the text does not parse.
     """
     _, mistakes = parse(text, file)
     fail_if(mistakes)
@@ -71,11 +89,13 @@ class _EntryReader:
 
     def __init__(self, text: str) -> None:
         tokens = list(tokenize(text))
-        self.comments = deque(token for token in tokens if token.type == "COMMENT")
+        self.comments = deque(token for token in tokens if token.type == "COMMENT")  # not yet attached
         self.pieces = _pieces(iter([token for token in tokens if token.type != "COMMENT"]))
-        self.indent, self.last_line = 0, 0
+        self.indent = 0
+        self.last_line = 0  # the line of the last entry that was read; 0 before the first one
 
     def entries(self) -> Iterator[_FormatEntry]:
+        """Yield the entries in order, with indentation and blank lines as in the source."""
         following = [tokens[0] for _, tokens in self.pieces[1:]]
         for (kind, tokens), after in zip_longest(self.pieces, following):
             yield from self._above(tokens[0])
@@ -117,13 +137,16 @@ class _EntryReader:
             yield _FormatEntry("comment", (comment,), {}, None, blank, self.indent)
 
     def _next_stands_before(self, token: Token | None) -> bool:
+        """Whether the next comment precedes `token`, or the end of the text if that is None."""
         return bool(self.comments) and (token is None or _before(self.comments[0], token))
 
     def _follows_blank(self, token: Token) -> bool:
+        """Whether a blank line precedes `token`, which begins an entry."""
         return 0 < self.last_line < token.line - 1
 
 
 def _pieces(code: Iterator[Token]) -> list[tuple[Kind, tuple[Token, ...]]]:
+    """The kind and the tokens of each entry except comments. The tokens have no syntax errors."""
     pieces: list[tuple[Kind, tuple[Token, ...]]] = []
     for event in split(code, lambda diagnostic: None):
         match event:
@@ -143,7 +166,10 @@ def _before(comment: Token, token: Token) -> bool:
 
 
 def _normalize_blank_lines(entries: list[_FormatEntry]) -> list[_FormatEntry]:
-    """Normalize blank lines: none at either end of a phase, one around it and after `plan`."""
+    """Normalize blank lines: none at either end of a phase, one around it and after `plan`.
+
+    Comments directly above a phase belong to it. Changes `entries` in place.
+    """
     for index, entry in enumerate(entries):
         previous = entries[index - 1] if index else None
         if previous and (previous.kind == "open" or entry.kind == "close"):
@@ -175,7 +201,7 @@ def _runs(entries: Sequence[_FormatEntry]) -> Iterator[list[_FormatEntry]]:
 
 
 def _columns(run: Sequence[_FormatEntry]) -> list[list[str]]:
-    """The lines of each entry of a group."""
+    """The aligned lines of each entry of a group."""
     heads = _heads(run)
     written: list[list[str]] = []
     for entry, (head, tail) in zip(run, heads, strict=True):
@@ -190,32 +216,43 @@ def _columns(run: Sequence[_FormatEntry]) -> list[list[str]]:
 
 
 def _heads(run: Sequence[_FormatEntry]) -> list[tuple[str, tuple[Token, ...]]]:
-    """The aligned start of each entry, and the tokens after it."""
+    """The aligned start of each entry of a group, and the tokens after it.
+
+    The start extends to the mark of the kind (`_MARKS`). For other kinds it is only the indentation.
+    """
     kind = next((entry.kind for entry in run if entry.kind != "comment"), "comment")
     if kind == "fn":
         return _fn_heads(run)
     if kind not in _MARKS:
         return [(" " * entry.indent, entry.tokens) for entry in run]
+    # For each entry: its keyword, its names, its mark, and the tokens after it.
     cells: list[tuple[str, str, str, tuple[Token, ...]]] = []
     for entry in run:
         if entry.kind == "comment":
             cells.append(("", "", "", ()))
             continue
-        mark = next(i for i, token in enumerate(entry.tokens) if token.type == _MARKS[kind])
-        word = 0 if kind == "stage" else 1
-        keyword, names = entry.tokens[:word], entry.tokens[word:mark]
-        cells.append((flat(keyword), flat(names), entry.tokens[mark].text, entry.tokens[mark + 1 :]))
-    first = max(len(cell[0]) for cell in cells)
-    second = max(len(cell[1]) for cell in cells)
+        mark_index = next(i for i, token in enumerate(entry.tokens) if token.type == _MARKS[kind])
+        keyword_count = 0 if kind == "stage" else 1
+        keyword_text = flat(entry.tokens[:keyword_count])
+        names_text = flat(entry.tokens[keyword_count:mark_index])
+        cells.append(
+            (keyword_text, names_text, entry.tokens[mark_index].text, entry.tokens[mark_index + 1 :])
+        )
+    keyword_width = max(len(cell[0]) for cell in cells)
+    names_width = max(len(cell[1]) for cell in cells)
     heads: list[tuple[str, tuple[Token, ...]]] = []
-    for entry, (word, names, mark, tail) in zip(run, cells, strict=True):
-        gap = f"{word:<{first}} " if first else ""
-        heads.append((f"{' ' * entry.indent}{gap}{names:<{second}} {mark} ", tail))
+    for entry, (keyword_text, names_text, mark, tail) in zip(run, cells, strict=True):
+        keyword_column = f"{keyword_text:<{keyword_width}} " if keyword_width else ""
+        heads.append((f"{' ' * entry.indent}{keyword_column}{names_text:<{names_width}} {mark} ", tail))
     return heads
 
 
 def _fn_heads(run: Sequence[_FormatEntry]) -> list[tuple[str, tuple[Token, ...]]]:
-    """The aligned `fn NAME(TYPES) -> ` or `fn NAME = ` of each entry, with the columns of the source."""
+    """The start of each entry of a group of functions: `fn NAME(TYPES) -> ` or `fn NAME = `.
+
+    The parentheses, and the arrows, are aligned only if a space in the source precedes one of them. An entry
+    with comments inside, or too long for a line, is not aligned.
+    """
     plain = [entry for entry in run if entry.kind == "fn" and not entry.inner]
     signed = [entry for entry in plain if entry.tokens[2].type == "LPAR"]
     names_wide = any(_gap_before(entry, 2) > 0 for entry in signed)
@@ -250,11 +287,15 @@ def _gap_before(entry: _FormatEntry, index: int) -> int:
 
 
 def _gap(before: Token, token: Token) -> int:
+    """The number of characters between two tokens in the source; 0 if they are on different lines."""
     return token.column - before.end_column if token.line == before.line else 0
 
 
 def _with_trailing(run: Sequence[_FormatEntry], written: list[list[str]]) -> list[list[str]]:
-    """Append the trailing comments. Adjacent comments that shared a column stay aligned."""
+    """Append the trailing comments of a group to its lines, in place.
+
+    Adjacent comments that shared a column stay aligned. The distance is that of the source, at least 2.
+    """
     triples = [(entry.tokens[-1], entry.trailing, lines) for entry, lines in zip(run, written, strict=True)]
     for column, group in groupby(triples, key=lambda triple: triple[1].column if triple[1] else None):
         neighbors = [(last, comment, lines) for last, comment, lines in group if comment]

@@ -1,4 +1,8 @@
-"""Parse the tokens of one statement into its node, by the grammar of `plan.lark`."""
+"""Parses the tokens of one statement into its node, by the grammar of `plan.lark`.
+
+`automaton` runs the grammar, and this module has the builders of its rules. `parser` calls it for each
+statement of a file.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,17 @@ from commplan.dsl.automaton import Automaton
 from commplan.dsl.lexer import SOFT, Token, number_value, split_number
 from commplan.ir.types import PhaseKind
 
+# The start symbols of the grammar.
 Start = Literal["header", "declaration", "phase", "statement"]
 
-_SOFT = frozenset(word.upper() for word in SOFT)
+_SOFT = frozenset(word.upper() for word in SOFT)  # the types of soft keywords
 
-
+# The kind of a phase by the type of its first word.
 PHASE_KINDS: dict[str, PhaseKind] = {"AT": "start", "EACH": "step", "EVERY": "every", "PHASE": "named"}
 
 
 class PhaseHeader(NamedTuple):
-    """The words before the `{` of a phase."""
+    """The words before the `{` of a phase, with the fields of `ast.PhaseDecl`."""
 
     kind: PhaseKind
     period: ast.Number | None = None
@@ -32,7 +37,12 @@ class PhaseHeader(NamedTuple):
 
 
 class Unexpected(Exception):  # noqa: N818  (it never leaves the parser)
-    """The token at `index`, or the end if past the last, does not fit; `accepted` are the valid types."""
+    """A token does not fit.
+
+    Attributes:
+        index: The index of the token in the statement; the number of tokens if the end does not fit.
+        accepted: The types of tokens that fit instead, with `$END` if the statement may end.
+    """
 
     def __init__(self, index: int, accepted: frozenset[str]) -> None:
         super().__init__(index, accepted)
@@ -40,12 +50,21 @@ class Unexpected(Exception):  # noqa: N818  (it never leaves the parser)
         self.accepted = accepted
 
 
+# A parsed statement; the `Name` is that of the header `plan NAME`.
 Piece = ast.Decl | ast.StageStmt | ast.OutputStmt | ast.Name | PhaseHeader
 
 
 @lru_cache(maxsize=2048)  # editors parse a plan after each keystroke, which changes one statement
 def parse_statement(start: Start, tokens: tuple[Token, ...]) -> Piece:
-    """Parse one statement. Raises `Unexpected` at the first token that does not fit."""
+    """Parse one statement; cached.
+
+    Args:
+        start: The kind of statement.
+        tokens: Its tokens, without comments and invalid tokens.
+
+    Raises:
+        Unexpected: At the first token that does not fit.
+    """
     automaton = _parser_after(start, tokens)
     piece = automaton.finish()
     if piece is None:
@@ -54,7 +73,7 @@ def parse_statement(start: Start, tokens: tuple[Token, ...]) -> Piece:
 
 
 def _parser_after(start: Start, tokens: Sequence[Token]) -> Automaton:
-    """A parser that has read `tokens`. Raises `Unexpected`."""
+    """A parser that has read `tokens`. Raises `Unexpected` at the first token that does not fit."""
     automaton = Automaton(start, _BUILD)
     for index, token in enumerate(tokens):
         kind = token.type
@@ -77,17 +96,26 @@ def followers(start: Start, tokens: Sequence[Token]) -> frozenset[str]:
 
 
 def _is_keyword(tokens: Sequence[Token], index: int, accepted: Iterable[str]) -> bool:
-    """Whether a soft keyword is a keyword here rather than a name."""
+    """Whether the soft keyword at `index` is a keyword there rather than a name.
+
+    `accepted` has the types that may come next.
+    """
     kind = tokens[index].type
     if kind in accepted:
         return True
     # In `load batch 64` the source is missing; it is not named `batch`.
-    forgotten = kind == "BATCH" and index > 0 and tokens[index - 1].type == "LOAD"
-    return forgotten and index + 1 < len(tokens) and tokens[index + 1].type in ("INT", "LSQB")
+    lacks_source = kind == "BATCH" and index > 0 and tokens[index - 1].type == "LOAD"
+    return lacks_source and index + 1 < len(tokens) and tokens[index + 1].type in ("INT", "LSQB")
 
 
 class _Clause(NamedTuple):
-    """A clause and the field of the stage that it fills."""
+    """A clause of a statement.
+
+    Attributes:
+        field: The field of the node that the clause fills.
+        value: The value of the field.
+        span: The location of the clause.
+    """
 
     field: str
     value: Any
@@ -95,7 +123,7 @@ class _Clause(NamedTuple):
 
 
 class _List(NamedTuple):
-    """A list of names or types."""
+    """A list of names or types, and its location."""
 
     span: Span
     items: tuple[Any, ...]
@@ -111,12 +139,13 @@ def name_of(token: Token) -> ast.Name:
 
 
 def _number(token: Token) -> ast.Number:
+    """The node of a number token."""
     digits, unit = split_number(token.text)
     return ast.Number(span=token.span, text=digits, value=number_value(digits), unit=unit)
 
 
 def _value(child: _Child) -> Any:
-    """The value of a field: the items of a list, a node for a name or number, or else the token's text."""
+    """The value of a field: the items of a list, a node for a name or number, None for `?`, or the text."""
     if isinstance(child, _List):
         return child.items
     if not isinstance(child, Token):
@@ -133,6 +162,7 @@ def _value(child: _Child) -> Any:
 
 
 def _all(kind: type[_Child], children: _Children) -> tuple[Any, ...]:
+    """The children of one type."""
     return tuple(child for child in children if isinstance(child, kind))
 
 
@@ -155,10 +185,12 @@ _NODES: dict[str, tuple[type[ast.SyntaxNode], dict[str, int | type[_Child]]]] = 
     "options": (ast.Options, {"items": ast.Option}),
     "option": (ast.Option, {"key": 0, "value": 2}),
 }
-_FIELDS = {"FROM": "root", "ON": "server"}  # fields of clauses that have another name
+# The field of a clause by its first word, if the field has another name than the word.
+_FIELDS = {"FROM": "root", "ON": "server"}
 
 
 def _node(rule: str, children: _Children) -> ast.SyntaxNode:
+    """The node of a rule in `_NODES`."""
     kind, sources = _NODES[rule]
     fields = {child.field: child.value for child in _all(_Clause, children)}
     if isinstance(children[-1], ast.Options):
@@ -175,6 +207,7 @@ def _node(rule: str, children: _Children) -> ast.SyntaxNode:
 
 def _fn(children: _Children) -> ast.FnDecl:
     name, *words = (name_of(token) for token in _all(Token, children) if token.type == "NAME")
+    # The lists are the operands and the results, the results alone, or none.
     *operands, results = [child.items for child in _all(_List, children)] or [()]
     types = {"operands": operands[0] if operands else (), "results": results}
     where, flags = words[0] if words else None, tuple(words[1:])
@@ -212,10 +245,12 @@ def _location(children: _Children) -> ast.Location:
 
 
 def _clause(children: _Children) -> _Clause:
+    """A clause of a keyword and one value."""
     word: Token = children[0]
     return _Clause(_FIELDS.get(word.type, word.text), _value(children[1]), ast.span_of(children))
 
 
+# The rules of clauses.
 _CLAUSES = ("home", "member", "only_over", "split", "per", "visit", "tail", "seed", "root", "by", "via")
 
 # The builder of each grammar rule, called with its children when the parser reduces it.

@@ -1,4 +1,4 @@
-"""Split text into tokens: words, numbers with units, punctuation and comments, each with its position.
+"""Splits text into tokens: words, numbers with units, punctuation and comments, each with its position.
 
 Lines and columns count from 1, in characters. A line ends at LF, CRLF or CR. The lexer never fails: text that
 is not a token of the language becomes a `BAD` token.
@@ -14,10 +14,14 @@ from typing import NamedTuple
 from commplan.diagnostics import Span
 from commplan.ir import stages
 
-# The words of the grammar: those that begin a declaration, a phase or a stage, and those that begin a clause.
+# The words of the grammar, as token types.
+# Words that begin a declaration.
 DECLARES = frozenset({"PLAN", "AXIS", "ENSEMBLE", "SERVER", "SOURCE", "FN", "INPUT", "STATE", "TOPOLOGY"})
+# Words that begin a phase.
 HEADS = frozenset({"AT", "EACH", "EVERY", "PHASE"})
+# Words that begin a stage, after `NAMES =`.
 VERBS = frozenset(verb.upper() for verb in stages.VERBS)
+# Words that begin a clause.
 CLAUSES = frozenset(
     {
         "OVER", "ACROSS", "FROM", "BY", "VIA", "PER", "SPLIT", "PARTIAL", "WITH", "INTO", "VISIT", "SEED",
@@ -31,7 +35,9 @@ SOFT = frozenset({"batch", "start", "step", "steps", "same", "in", "fragments", 
 
 # Decimal units, which the language does not have, in bytes.
 _DECIMAL_BYTES = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+# The units of the language.
 UNITS = ("KiB", "MiB", "GiB", "Mbit/s", "Gbit/s", "GB/s", "us", "ms", "s")
+# The type of each punctuation token.
 PUNCTUATION = {
     "=": "EQUAL", ":": "COLON", ",": "COMMA", "->": "ARROW", "?": "QUESTION",
     "(": "LPAR", ")": "RPAR", "[": "LSQB", "]": "RSQB", "{": "LBRACE", "}": "RBRACE",
@@ -54,14 +60,20 @@ _TOKEN = re.compile(
     re.VERBOSE | re.ASCII | re.DOTALL,
 )
 _WELL_FORMED = re.compile(r"-?\d+(?:_\d+)*(?:\.\d+(?:_\d+)*)?(?:[eE][+-]?\d+)?", re.ASCII)
-_LONGEST_NUMBER = 40
+_LONGEST_NUMBER = 40  # maximum number of characters of a number without its unit
 
 
 class Token(NamedTuple):
     """A token.
 
-    `type` is NAME, INT, FLOAT, QUANTITY (a number with a unit), TEXT (quoted), BAD, a name of `PUNCTUATION`
-    or a keyword in capitals. `leads` is whether the token is the first on its line.
+    Attributes:
+        type: NAME, INT, FLOAT, QUANTITY (a number with a unit), TEXT (quoted), COMMENT, BAD, a value of
+            `PUNCTUATION`, or a keyword in capitals.
+        text: The source of the token, with quotes and units.
+        line: Its line, from 1.
+        column: The column of its first character, from 1.
+        end_column: The column after its last character.
+        leads: Whether it is the first token on its line.
     """
 
     type: str
@@ -82,12 +94,12 @@ class Token(NamedTuple):
 
 
 def word_type(text: str) -> str:
-    """The token type of a word: the word in capitals if it is a keyword, else NAME."""
+    """The token type of a word: the word in capitals if it is in `KEYWORDS` or `SOFT`, else NAME."""
     return text.upper() if text in KEYWORDS or text in SOFT else "NAME"
 
 
 def end_of(text: str) -> tuple[int, int]:
-    """The line and column after the last character."""
+    """The line and the column after the last character of `text`, from 1."""
     line = 1 + text.count("\n") + text.count("\r") - text.count("\r\n")
     return line, len(text) - max(text.rfind("\n"), text.rfind("\r"))
 
@@ -121,6 +133,7 @@ def tokenize(text: str) -> Iterator[Token]:
 
 
 def _number_type(match: re.Match[str]) -> str:
+    """The token type of a number; BAD if it is malformed, too long, too large or has an unknown unit."""
     digits = match["digits"]
     if match["tail"] or len(digits) > _LONGEST_NUMBER or not _WELL_FORMED.fullmatch(digits):
         return "BAD"
@@ -132,7 +145,11 @@ def _number_type(match: re.Match[str]) -> str:
 
 
 def split_number(text: str) -> tuple[str, str | None]:
-    """Split the text of a well-formed INT, FLOAT or QUANTITY: `25 MiB` -> (`25`, `MiB`)."""
+    """Split the text of a well-formed INT, FLOAT or QUANTITY into digits and unit; None without a unit.
+
+    >>> split_number("25 MiB")
+    ('25', 'MiB')
+    """
     match = _TOKEN.match(text)
     assert match and match["number"], text
     return match["digits"], match["unit"]
@@ -145,7 +162,10 @@ def number_value(digits: str) -> int | float:
 
 
 def _other_unit(digits: str, unit: str) -> str | None:
-    """A number with a foreign unit, rewritten exactly in a valid one; None if the meaning is uncertain."""
+    """A number with an unknown unit, rewritten with the same value; None if the unit is ambiguous.
+
+    Decimal units of bytes become a number of bytes, and units in another case one of `UNITS`.
+    """
     if not _WELL_FORMED.fullmatch(digits) or len(digits) > _LONGEST_NUMBER:
         return None
     if unit in _DECIMAL_BYTES:
@@ -159,7 +179,10 @@ def _other_unit(digits: str, unit: str) -> str | None:
 
 
 def number_mistake(text: str) -> tuple[str, str | None]:
-    """The reason why a BAD token that begins like a number is wrong, and the number probably meant."""
+    """The reason why a BAD token that begins like a number is wrong, and the number that was probably meant.
+
+    The number is None if it cannot be guessed.
+    """
     match = _TOKEN.match(text)
     assert match and match["digits"], text
     digits, tail = match["digits"], match["tail"]

@@ -1,4 +1,4 @@
-"""Whitespace between the tokens of one statement, and its line breaks."""
+"""Whitespace between the tokens of one statement, and its line breaks, for the formatter (`format`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CLOSERS = frozenset({"RPAR", "RSQB", "RBRACE"})
 
 
 def flat(tokens: Sequence[Token]) -> str:
-    """The tokens on one line."""
+    """The text of the tokens on one line; "" without tokens."""
     text = ""
     for index, token in enumerate(tokens):
         text += _space(tokens[index - 1], token) + _text(token) if index else _text(token)
@@ -22,10 +22,16 @@ def flat(tokens: Sequence[Token]) -> str:
 def lay_out(
     head: str, tokens: Sequence[Token], comments: Mapping[int, Sequence[Token]], column: int, width: int
 ) -> list[str]:
-    """The lines of `head` followed by `tokens`, at most `width` wide if possible.
+    """The lines of a statement, at most `width` characters wide if possible.
 
-    Each comment ends its line, after the token with its index. Clauses that do not fit go to a new line at
-    `column`; long brackets break after a comma.
+    Clauses that do not fit go to a new line. Long brackets break after a comma.
+
+    Args:
+        head: The beginning of the first line.
+        tokens: The tokens that follow it.
+        comments: By the index of a token: the comments after it. Each ends its line.
+        column: The number of spaces before clauses on a new line.
+        width: The width.
     """
     writer = _Writer(head, column, width)
     for index in range(len(tokens)):
@@ -36,15 +42,18 @@ def lay_out(
 
 
 class _Writer:
+    """The lines of a statement, to which tokens and comments are appended."""
+
     def __init__(self, head: str, column: int, width: int) -> None:
         self.lines = [head]
         self.column = column
         self.width = width
-        self.brackets: list[int] = []  # the column after each open bracket
+        self.brackets: list[int] = []  # the number of characters up to the inside of each open bracket
         self.fresh = True  # whether the last line has no tokens of the statement yet
-        self.broken = False  # whether a comment ended the line
+        self.broken = False  # whether a comment ended the last line
 
     def put(self, tokens: Sequence[Token], index: int) -> None:
+        """Append token `index` of the statement, on a new line if it may break before it and does not fit."""
         token = tokens[index]
         space = _space(tokens[index - 1], token) if index and not self.fresh else ""
         needed = len(self.lines[-1]) + len(space) + _reach(tokens, index, bool(self.brackets))
@@ -62,6 +71,7 @@ class _Writer:
             self.brackets.pop()
 
     def comment(self, comment: Token) -> None:
+        """Append a comment, on a new line if it has one in the source or follows another comment."""
         text = comment.text.rstrip()
         if comment.leads or self.broken:
             self._new_line()
@@ -76,7 +86,10 @@ class _Writer:
 
 
 def _reach(tokens: Sequence[Token], index: int, inside: bool) -> int:
-    """The width of the unbreakable unit from `index` on: a clause, or an item and its comma."""
+    """The width of the unbreakable unit from token `index` on.
+
+    It is the rest of a clause or, `inside` brackets, of an item with its comma or closing bracket.
+    """
     end, depth = index + 1, int(tokens[index].type in _OPENERS)
     while end < len(tokens):
         token = tokens[end]
@@ -91,12 +104,14 @@ def _reach(tokens: Sequence[Token], index: int, inside: bool) -> int:
 
 
 def _text(token: Token) -> str:
+    """The text of a token, with one space before a unit."""
     if token.type != "QUANTITY":
         return token.text
     return " ".join(part for part in split_number(token.text) if part)
 
 
 def _space(before: Token, token: Token) -> str:
+    """The whitespace between two adjacent tokens on a line."""
     if token.type in ("COMMA", "RPAR", "RSQB") or before.type in ("LPAR", "LSQB"):
         return ""
     if token.type == "LPAR" or (token.type == "LSQB" and before.type != "BATCH"):

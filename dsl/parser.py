@@ -1,7 +1,8 @@
-"""Parse text into the untyped tree. All syntax errors are reported in one run, as diagnostics.
+"""Parses text into the untyped tree, and reports all syntax errors in one run, as diagnostics.
 
-Statements are parsed one at a time, so that a mistake affects one statement only: it becomes a `BadStmt` that
-still binds the names before its `=`.
+`statements` splits the text into statements, `grammar` parses each of them, and `syntax_errors` has the
+diagnostics. A mistake affects one statement only. The statement becomes a `BadStmt`, which still binds the
+names before its `=`.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from commplan.dsl.syntax_errors import (
     unquoted,
 )
 
-MOST_ERRORS = 1000
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f]")
+MOST_ERRORS = 1000  # maximum number of errors in a file; then reading stops
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f]")  # control characters except whitespace
 
 
 def parse(text: str, file: str) -> tuple[ast.File, tuple[Diagnostic, ...]]:
@@ -47,18 +48,21 @@ def parse(text: str, file: str) -> tuple[ast.File, tuple[Diagnostic, ...]]:
 
 
 class _PlanParser:
+    """The state of `parse` for one file."""
+
     def __init__(self, text: str, file: str) -> None:
         self.text = text
         self.file = file
         self.diagnostics: list[Diagnostic] = []
-        self.name: ast.Name | None = None
-        self.header_seen = False
+        self.name: ast.Name | None = None  # of the plan
+        self.header_seen = False  # whether there was a `plan` statement, also a wrong one
         self.items: list[ast.Decl] = []
-        self.outside = False  # whether inside a run of statements outside a phase, which is reported once
-        self.first: Token | None = None
-        self.names_taken: set[str] = set()
+        self.outside = False  # whether in a run of stages outside a phase, which is reported once
+        self.first: Token | None = None  # the first token of the file
+        self.names_taken: set[str] = set()  # messages of reported keywords that were used as names
 
     def run(self) -> tuple[ast.File, tuple[Diagnostic, ...]]:
+        """Parse the file."""
         control = _CONTROL.search(self.text)
         if control:
             self._report(_not_text(self.text, control.start()))
@@ -73,6 +77,7 @@ class _PlanParser:
         return tree, tuple(sorted(self.diagnostics, key=_place))
 
     def _report(self, diagnostic: Diagnostic) -> None:
+        """Add an error. Raises `GiveUp` if there are `MOST_ERRORS` already, after adding CP0013."""
         if len(self.diagnostics) >= MOST_ERRORS:
             message = f"more than {MOST_ERRORS} errors; the rest of the file is not read"
             self.diagnostics.append(Diagnostic("CP0013", message, diagnostic.span, file=self.file))
@@ -90,6 +95,7 @@ class _PlanParser:
                 yield token
 
     def _read(self) -> None:
+        """Parse all statements."""
         events = split(self._tokens(), self._report)
         for event in events:
             match event:
@@ -127,6 +133,7 @@ class _PlanParser:
         self._report(unknown_statement(tokens, inside=False))
 
     def _header(self, statement: Statement) -> None:
+        """Parse a `plan NAME` statement. Reports CP0005 if it is not the first statement of the file."""
         node = self._parse("header", statement)
         if self.header_seen:
             if node:
@@ -139,6 +146,7 @@ class _PlanParser:
             self.name = node
 
     def _check_header(self) -> None:
+        """Report CP0005 if the file has no `plan` statement."""
         if self.header_seen:
             return
         if self.first is None:
@@ -151,6 +159,7 @@ class _PlanParser:
         self.diagnostics.append(Diagnostic("CP0005", message, span, file=self.file))
 
     def _phase(self, opened: PhaseOpen, events: Iterator[object]) -> None:
+        """Parse a phase, whose statements are the next of `events`."""
         self.outside = False
         header = self._phase_header(opened)
         body: list[ast.StageStmt | ast.OutputStmt | ast.BadStmt] = []
@@ -170,6 +179,7 @@ class _PlanParser:
             self.items.insert(index, _phase_item(opened, header, body, end))
 
     def _phase_header(self, opened: PhaseOpen) -> PhaseHeader | None:
+        """Parse a phase header, and report errors in it. None if its meaning cannot be guessed."""
         tokens = opened.tokens
         if not tokens:
             assert opened.brace is not None
@@ -195,12 +205,13 @@ class _PlanParser:
         if tokens[0].type in DECLARES and opened.brace is not None:
             start: Start = "header" if tokens[0].type == "PLAN" else "declaration"
             node = self._parse(start, Statement((*tokens, opened.brace)))
-            assert node is None
+            assert node is None  # no declaration contains a brace: this reports an error at the brace
             self.header_seen = self.header_seen or start == "header"
             return
         self._report(unknown_statement(tokens, inside=False))
 
     def _inside(self, statement: Statement) -> ast.StageStmt | ast.OutputStmt | ast.BadStmt:
+        """Parse a statement inside a phase."""
         tokens = statement.tokens
         bad = ast.BadStmt(span=ast.span_of(tokens), targets=_targets(tokens))
         if tokens[0].type == "OUTPUT" or begins_assignment(tokens):
@@ -240,6 +251,10 @@ def _phase_item(
     body: Sequence[ast.StageStmt | ast.OutputStmt | ast.BadStmt],
     end: Token | None,
 ) -> ast.PhaseDecl | ast.BadStmt:
+    """The node of a phase; without a `header`, a `BadStmt` that binds the names of its body.
+
+    `end` is the `}`, or None if it is missing.
+    """
     tokens = opened.tokens or cast(tuple[Token, ...], (opened.brace,))
     words = ast.span_of(tokens)
     last = end.span if end else body[-1].span if body else opened.brace.span if opened.brace else words
@@ -262,7 +277,7 @@ def _phase_item(
 
 
 def _guess_header(tokens: Sequence[Token]) -> PhaseHeader | None:
-    """The most likely meaning of a wrong phase header, so that its body can be checked."""
+    """The most likely meaning of a wrong phase header, so that its body can be checked; None if unclear."""
     match tokens[0].type:
         case "AT":
             return PhaseHeader("start")
@@ -314,6 +329,7 @@ def _place(diagnostic: Diagnostic) -> tuple[int, int]:
 
 
 def _not_text(text: str, offset: int) -> Diagnostic:
+    """The error CP0002 for the control character at `offset`."""
     line, column = end_of(text[:offset])
     message = f"this is not a text file: found the control character U+{ord(text[offset]):04X}"
     notes = (Note("a plan is text in UTF-8"),)

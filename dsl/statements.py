@@ -1,8 +1,8 @@
-"""Group tokens into statements and phases: newlines, brackets and recovery from errors.
+"""Groups tokens into statements and phases: newlines, brackets and recovery from errors.
 
 A newline ends a statement except inside ( ), [ ] or option braces, or before one of CONTINUES. Brackets are
-matched here, so that an unclosed one is reported at its position, and the next statement, declaration or
-phase header is read as if it had been closed.
+matched here. An unclosed one is reported at its position, and the next statement, declaration or phase header
+is read as if it had been closed. `parser` and `format` read the resulting events.
 """
 
 from __future__ import annotations
@@ -14,22 +14,27 @@ from typing import NamedTuple
 from commplan.diagnostics import Diagnostic, Note, near_names
 from commplan.dsl.lexer import CLAUSES, DECLARES, HEADS, PUNCTUATION, VERBS, Token
 
+# The types of tokens before which a statement continues on a new line.
 CONTINUES = CLAUSES | {"LBRACE"}
 
-_CLOSER = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
+_CLOSER = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}  # by type of the opening bracket
 _CLOSERS = frozenset(_CLOSER.values())
-_TEXT = {name: text for text, name in PUNCTUATION.items()}
+_TEXT = {name: text for text, name in PUNCTUATION.items()}  # the text of punctuation by type
 _DANGLES = frozenset({"EQUAL", "COLON", "COMMA", "ARROW"})  # a line cannot end with these
-_DEEPEST = 32
-_LONGEST = 200_000  # tokens of one statement; a batch size for each of 65,536 members fits
+_DEEPEST = 32  # maximum number of open brackets
+_LONGEST = 200_000  # maximum number of tokens of a statement; a batch size for each of 65,536 members fits
 _TARGETS = 64  # the lookahead, in names, to decide whether a line begins `a, b = map`
 
 
 class Statement(NamedTuple):
-    """The tokens of one statement. `bad` is whether an error in it was already reported.
+    """One statement.
 
-    `outer` marks a declaration inside an unclosed phase. `line_end` is the number of tokens before the
-    newline that should have ended the statement, if the statement evidently continues after it.
+    Attributes:
+        tokens: Its tokens, at least one.
+        bad: Whether an error in it was already reported.
+        outer: Whether it is a declaration inside an unclosed phase.
+        line_end: The number of tokens before the newline that should have ended the statement, if the
+            statement evidently continues after it; else None.
     """
 
     tokens: tuple[Token, ...]
@@ -39,7 +44,14 @@ class Statement(NamedTuple):
 
 
 class PhaseOpen(NamedTuple):
-    """A phase header. `brace` is None if the `{` is missing; the phase is still parsed."""
+    """The beginning of a phase.
+
+    Attributes:
+        tokens: The tokens of the header, before `{`; may be empty if there is a brace.
+        brace: The `{`; None if it is missing. The phase is still parsed.
+        bad: Whether an error in the header was already reported.
+        line_end: As in `Statement`.
+    """
 
     tokens: tuple[Token, ...]
     brace: Token | None
@@ -54,7 +66,7 @@ class PhaseClose(NamedTuple):
 
 
 Event = Statement | PhaseOpen | PhaseClose
-Report = Callable[[Diagnostic], None]
+Report = Callable[[Diagnostic], None]  # receives errors; may raise `GiveUp`
 
 
 class GiveUp(Exception):  # noqa: N818  (it leaves neither parser nor checker)
@@ -69,6 +81,7 @@ class _Ahead:
         self._ready: deque[Token] = deque()
 
     def peek(self, distance: int = 0) -> Token | None:
+        """The token `distance` after the next one, without consuming it; None after the end."""
         while len(self._ready) <= distance:
             token = next(self._tokens, None)
             if token is None:
@@ -77,13 +90,26 @@ class _Ahead:
         return self._ready[distance]
 
     def next(self) -> Token:
+        """Consume the next token, which must exist."""
         token = self.peek()
         assert token is not None
         return self._ready.popleft()
 
 
 def split(tokens: Iterator[Token], report: Report) -> Iterator[Event]:
-    """Split the tokens of a file into statements and phases. May raise `GiveUp`."""
+    """Split the tokens of a file into statements and phases.
+
+    Args:
+        tokens: The tokens, without comments. They are read lazily.
+        report: Receives the errors of newlines and brackets.
+
+    Yields:
+        The events in order. Each `PhaseOpen` has a `PhaseClose` before the next one and before the end.
+
+    Raises:
+        GiveUp: After reporting CP0013 for brackets that are nested too deep or a statement that is too long,
+            and if `report` raises it.
+    """
     return _Splitter(tokens, report).events()
 
 
@@ -98,15 +124,18 @@ def begins_assignment(tokens: Sequence[Token]) -> bool:
 
 
 class _Splitter:
+    """The state of `split`."""
+
     def __init__(self, tokens: Iterator[Token], report: Report) -> None:
         self.ahead = _Ahead(tokens)
         self.report = report
-        self.phase: PhaseOpen | None = None
+        self.phase: PhaseOpen | None = None  # the open phase
         self.phase_reported = False  # whether the missing brace of the phase was reported
         self.forgiven = 0  # closing braces to ignore because their phase was already reported
         self.outside = False  # whether inside a run of stages outside a phase
 
     def events(self) -> Iterator[Event]:
+        """Yield the statements and phases of the file."""
         while (token := self.ahead.peek()) is not None:
             if token.type == "RBRACE":
                 yield from self._close(self.ahead.next())
@@ -134,14 +163,15 @@ class _Splitter:
     def _note_outside(self, event: Statement | PhaseOpen) -> None:
         """Count a run of stages after the end of a phase, since a `}` to ignore probably follows it."""
         tokens = event.tokens
-        bound = begins_assignment(tokens) and tokens[1].type in ("COMMA", "EQUAL")
-        stage = isinstance(event, Statement) and (tokens[0].type == "OUTPUT" or bound)
-        outside = self.phase is None and stage
+        is_assignment = begins_assignment(tokens) and tokens[1].type in ("COMMA", "EQUAL")
+        is_stage = isinstance(event, Statement) and (tokens[0].type == "OUTPUT" or is_assignment)
+        outside = self.phase is None and is_stage
         if outside and not self.outside:
             self.forgiven += 1
         self.outside = outside
 
     def _close(self, brace: Token) -> Iterator[Event]:
+        """End the phase at a `}` that belongs to no statement, or report it."""
         if self.phase is not None:
             self.phase = None
             yield PhaseClose(brace)
@@ -151,20 +181,25 @@ class _Splitter:
             self._stray(brace)
 
     def _phase_is_open(self, before: Token | None) -> None:
+        """Report once that the phase is not closed before the token `before`, or the end of the file."""
         assert self.phase is not None
         if not self.phase_reported and self.phase.brace is not None:
             self._report_unclosed(self.phase.brace, before)
         self.phase_reported = True
 
     def _collect(self, outer: bool) -> Statement | PhaseOpen:
-        """Collect the tokens up to the end of the statement, and match its brackets."""
+        """Collect the tokens up to the end of the statement, and match its brackets.
+
+        `outer` is whether a declaration in an open phase follows, which the phase does not contain.
+        """
         tokens: list[Token] = []
-        open_: list[Token] = []
+        open_: list[Token] = []  # the open brackets
         bad = False
         line_end: int | None = None
         assignment: bool | None = None  # computed at the first brace that needs it
         inside = self.phase is not None and not outer
         while (token := self.ahead.peek()) is not None:
+            # A newline before the token may end the statement.
             if tokens and token.leads:
                 if not open_ and token.type not in CONTINUES:
                     if self._ends(tokens, token):
@@ -174,10 +209,12 @@ class _Splitter:
                     if not bad:
                         self._report_unclosed(open_[-1], token)
                     return self._done(Statement(tuple(tokens), True, outer))
+            # Outside phases, a brace after anything but an assignment opens a phase.
             if token.type == "LBRACE" and not open_ and not inside:
                 assignment = begins_assignment(tokens) if assignment is None else assignment
                 if not assignment:
                     return PhaseOpen(tuple(tokens), self.ahead.next(), bad, line_end)
+            # Match brackets. A closing brace may end the phase, and so the statement.
             if token.type in _CLOSER:
                 open_.append(token)
                 self._guard(token, len(open_) > _DEEPEST, "brackets are nested too deep")
@@ -198,6 +235,7 @@ class _Splitter:
         return self._done(Statement(tuple(tokens), bad, outer, line_end))
 
     def _done(self, statement: Statement) -> Statement | PhaseOpen:
+        """The event of a complete statement; outside phases, a header without `{` begins a phase."""
         if statement.tokens[0].type in HEADS and self.phase is None:
             return PhaseOpen(statement.tokens, None, statement.bad, statement.line_end)
         return statement
@@ -205,15 +243,15 @@ class _Splitter:
     def _ends(self, tokens: list[Token], token: Token) -> bool:
         """Whether `token` on a new line begins something new.
 
-        The newline ends the statement in any case. After `,` or `=`, or before the `batch` of a load, the
-        following tokens belong to the same mistake and are not reported again.
+        If not, the newline is a mistake, since it ends the statement. After `,` or `=`, or before the `batch`
+        of a load, the following tokens belong to the same mistake and are not reported again.
         """
         if token.type == "RBRACE" or self._begins(token):
             return True
         if token.type == "BATCH":
             after = self.ahead.peek(1)
-            stray = after is not None and after.type in ("INT", "LSQB")
-            return not (stray and any(before.type == "LOAD" for before in tokens))
+            has_size = after is not None and after.type in ("INT", "LSQB")
+            return not (has_size and any(before.type == "LOAD" for before in tokens))
         if tokens[0].type in HEADS and self.phase is None:
             after = self.ahead.peek(1)
             return after is None or after.type != "LBRACE"  # `phase` and its name are on two lines
@@ -235,18 +273,18 @@ class _Splitter:
         return False
 
     def _is_verb(self, word: Token | None, after: Token | None) -> bool:
-        """Whether a stage begins at `word`: a verb, or a misspelt verb with an operand after it."""
+        """Whether a stage begins at `word`: a verb, or a misspelled verb with an operand after it."""
         if word is None or word.leads:
             return False
         if word.type in VERBS:
             return True
-        followed = after is not None and after.is_word and not after.leads
-        return followed and bool(near_names(word.text, sorted(verb.lower() for verb in VERBS)))
+        has_operand = after is not None and after.is_word and not after.leads
+        return has_operand and bool(near_names(word.text, sorted(verb.lower() for verb in VERBS)))
 
     def _match(self, closer: Token, open_: list[Token], bad: bool) -> bool:
-        """Close the bracket that `closer` matches.
+        """Close the bracket that `closer` matches, and the brackets inside it.
 
-        Returns False if that is not the innermost one, which is reported once per statement.
+        Returns whether it is the innermost one. Otherwise reports an error, unless `bad`.
         """
         if not open_:
             if not bad:
@@ -266,7 +304,8 @@ class _Splitter:
     def _ends_options(self, brace: Token, tokens: list[Token]) -> bool:
         """Whether `}` closes options whose `{` is missing, rather than the phase.
 
-        It follows a `NAME = VALUE` that is no stage, in a phase that began on an earlier line.
+        It does if it follows a `NAME = VALUE` on its line that is no stage, in a phase that began on an
+        earlier line.
         """
         if self.phase is None or self.phase.brace is None or brace.leads:
             return False
@@ -282,10 +321,11 @@ class _Splitter:
         return False
 
     def _closes_phase(self, brace: Token, open_: list[Token], bad: bool) -> bool:
-        """Whether `}` ends the phase although brackets of the statement are open, which is then reported.
+        """Whether `}` ends the phase although brackets of the statement are open.
 
         It does if the statement opened no brace. If it did, the `}` must be indented no deeper than the phase
-        header, and be the last one before the next phase or declaration.
+        header, and be the last one before the next phase or declaration. The open brackets are then closed,
+        and reported unless `bad`.
         """
         if any(token.type == "LBRACE" for token in open_):
             after = self.ahead.peek(1)
@@ -301,6 +341,7 @@ class _Splitter:
         return True
 
     def _report_unclosed(self, opener: Token, before: Token | None) -> None:
+        """Report CP0006: `opener` is not closed before the token `before`, or the end of the file."""
         closer = _TEXT[_CLOSER[opener.type]]
         if before is None:
             note = Note("the file ends before that")
@@ -312,9 +353,11 @@ class _Splitter:
         self.report(Diagnostic("CP0006", message, opener.span, (note,)))
 
     def _stray(self, closer: Token) -> None:
+        """Report CP0007: `closer` closes nothing."""
         self.report(Diagnostic("CP0007", f"`{closer.text}` closes nothing", closer.span))
 
     def _guard(self, token: Token, too_much: bool, why: str) -> None:
+        """Report CP0013 with the reason `why` and stop reading, if `too_much`."""
         if too_much:
             self.report(Diagnostic("CP0013", f"{why}; the rest of the file is not read", token.span))
             raise GiveUp

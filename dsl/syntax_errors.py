@@ -10,6 +10,7 @@ from commplan.dsl.grammar import Start, Unexpected, parse_statement
 from commplan.dsl.lexer import DECLARES, HEADS, PUNCTUATION, SOFT, VERBS, Token, number_mistake, word_type
 from commplan.ir import stages
 
+# Descriptions of types of tokens that are not keywords.
 _KINDS = {
     "NAME": "a name", "INT": "a whole number", "FLOAT": "a number", "QUANTITY": "a number with a unit",
     "TEXT": "a text in quotes", "$END": "the end of the line",
@@ -52,7 +53,10 @@ def bad_token(token: Token) -> Diagnostic:
 
 
 def unquoted(tokens: Sequence[Token]) -> Diagnostic:
-    """The diagnostic of a topology path without double quotes, which extends to the end of the line."""
+    """The diagnostic of a topology path without double quotes, which extends to the end of the line.
+
+    `tokens` are those of the declaration, with an invalid token on its first line.
+    """
     path = [token for token in tokens[1:] if token.line == tokens[0].line]
     text, end = "", path[0].column
     for token in path:
@@ -75,7 +79,7 @@ def bad_unit(number: Token, unit: Token) -> Diagnostic:
 
 
 def unknown_statement(tokens: Sequence[Token], inside: bool) -> Diagnostic:
-    """The diagnostic of a line that begins with no valid word."""
+    """The diagnostic of a line that begins with no valid word, inside or outside a phase."""
     first = tokens[0]
     starts = ["output"] if inside else [word.lower() for word in (*DECLARES, *HEADS)]
     suggestion = near_name(first.text, sorted(starts)) if first.type == "NAME" else None
@@ -87,13 +91,14 @@ def unknown_statement(tokens: Sequence[Token], inside: bool) -> Diagnostic:
 
 
 def _guessing(code: str, message: str, span: Span, suggestion: str | None, *notes: Note) -> Diagnostic:
-    """A diagnostic that suggests the word that was probably meant, if one is near enough."""
+    """A diagnostic that suggests the word that was probably meant, unless `suggestion` is None."""
     if suggestion is None:
         return Diagnostic(code, message, span, notes)
     fix = Fix(f"write `{suggestion}`", span, suggestion)
     return Diagnostic(code, f"{message}; did you mean `{suggestion}`?", span, notes, fix)
 
 
+# Notes of diagnostics.
 PHASES = "phases are `at start { }`, `each step { }`, `every N steps { }`, `phase NAME { }`"
 _KNOWN_OUTSIDE = (
     "allowed outside a phase: axis, ensemble, server, source, fn, input, state, topology and the phases: "
@@ -103,7 +108,13 @@ _KNOWN_INSIDE = f"the stages are {', '.join(stages.VERBS)}"
 
 
 def unexpected(start: Start, tokens: Sequence[Token], error: Unexpected) -> Diagnostic:
-    """The diagnostic of the first token of a statement that does not fit, with the tokens that would."""
+    """The diagnostic of the first token of a statement that does not fit, with the tokens that would.
+
+    Args:
+        start: The kind of statement.
+        tokens: Its tokens.
+        error: The exception of `parse_statement` for them.
+    """
     index, accepted = error.index, error.accepted
     token = tokens[index] if index < len(tokens) else None
     span = token.span if token else _end(tokens)
@@ -128,7 +139,7 @@ def unexpected(start: Start, tokens: Sequence[Token], error: Unexpected) -> Diag
 
 
 def _no_stage(tokens: Sequence[Token], index: int) -> Diagnostic:
-    """The diagnostic of `NAMES =` without a stage after it."""
+    """The diagnostic of `NAMES =` without a stage after it; `index` is that of the next token."""
     token = tokens[index]
     message = f"expected a stage, found {_found_text(tokens, index)}"
     suggestion = near_name(token.text, sorted(stages.VERBS)) if token.is_word else None
@@ -141,7 +152,7 @@ def _no_stage(tokens: Sequence[Token], index: int) -> Diagnostic:
 
 
 def _keyword_as_name(start: Start, tokens: Sequence[Token], error: Unexpected) -> Token | None:
-    """The keyword that was used as a name, if that is the mistake."""
+    """The keyword that was used as a name, if that is the mistake; else None."""
     index = error.index
     token = tokens[index] if index < len(tokens) else None
     if token is None:
@@ -149,10 +160,10 @@ def _keyword_as_name(start: Start, tokens: Sequence[Token], error: Unexpected) -
     if "NAME" in error.accepted and is_keyword(token.text) and _reads_on(start, tokens, index):
         return token
     # `seed = ...` on a new line continues the statement before it.
-    for at in (index, index - 1):
-        line = tokens[at : at + 2]
-        if len(line) == 2 and line[0].leads and line[1].type == "EQUAL" and is_keyword(line[0].text):
-            return line[0]
+    for start_index in (index, index - 1):
+        pair = tokens[start_index : start_index + 2]
+        if len(pair) == 2 and pair[0].leads and pair[1].type == "EQUAL" and is_keyword(pair[0].text):
+            return pair[0]
     return None
 
 
@@ -167,7 +178,7 @@ def _reads_on(start: Start, tokens: Sequence[Token], index: int) -> bool:
 
 
 def _meant(token: Token | None, accepted: frozenset[str]) -> str | None:
-    """The keyword, among those valid here, that was probably meant."""
+    """The keyword, among the accepted ones, that was probably meant; None if none is near enough."""
     if token is None or token.type != "NAME":
         return None
     words = sorted(kind.lower() for kind in accepted if kind not in _KINDS)
@@ -175,6 +186,7 @@ def _meant(token: Token | None, accepted: frozenset[str]) -> str | None:
 
 
 def _expected_text(accepted: frozenset[str]) -> str:
+    """A list of the accepted tokens, such as `over` or `across`; "a stage" instead of all verbs."""
     kinds = set(accepted)
     if kinds >= VERBS:
         return "a stage"
@@ -190,21 +202,25 @@ def _expected_text(accepted: frozenset[str]) -> str:
 
 
 def _found_text(tokens: Sequence[Token], index: int) -> str:
+    """The token at `index` in quotes, or the end of the line."""
     if index >= len(tokens):
         return "the end of the line"
     return f"`{_short(tokens[index].text)}`"
 
 
 def _end(tokens: Sequence[Token]) -> Span:
+    """The location after the last token, one character wide."""
     last = tokens[-1]
     return Span(last.line, last.end_column, last.line, last.end_column + 1)
 
 
 def _short(text: str) -> str:
+    """`text`, shortened to 40 characters."""
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _character(text: str) -> str:
+    """`text` in quotes, or the number of its first character if it is not printable."""
     shown = _short(text)
     if shown.isprintable():
         return f"`{shown}`"
@@ -212,13 +228,15 @@ def _character(text: str) -> str:
 
 
 def is_keyword(text: str) -> bool:
-    """Whether `text` is a word that cannot be a name."""
+    """Whether `text` is a keyword, which cannot be a name. Soft keywords can."""
     return text not in SOFT and word_type(text) != "NAME"
 
 
 def is_declaration_like(tokens: Sequence[Token]) -> bool:
-    """Whether tokens such as `axes data = 8` look like a declaration: two words, the first close to a
-    keyword."""
+    """Whether tokens such as `axes data = 8` look like a declaration with a misspelled keyword.
+
+    That is so if they begin with two words, the first of which is similar to a keyword.
+    """
     if len(tokens) < 2 or not tokens[1].is_word:
         return False
     return bool(near_names(tokens[0].text, sorted(word.lower() for word in DECLARES)))

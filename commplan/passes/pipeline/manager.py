@@ -144,8 +144,8 @@ class Pipeline(msgspec.Struct, frozen=True):
             context: Information for the passes; None for none.
             observer: Receives a record after every pass; may be None.
             reproducers: The folder for reproducer files; None for the default of `write_reproducer`.
-            reference: The meaning of the plan; None to compute it from the plan in `schedule`. Without a plan,
-                results are verified but not compared.
+            reference: The meaning of the plan; None to compute it from the plan in `schedule`. Without a
+                plan, results are verified but not compared.
 
         Returns:
             The schedule after the last pass. Its `pipeline` lists all passes.

@@ -77,7 +77,7 @@ class SharingChoice:
         Args:
             text: The subject of the decision.
             span: The stage in the plan.
-            first: Whether it is the first value of the flow, whose remark has the cost table and the proposal.
+            first: Whether it is the first value of the flow. Its remark has the cost table and the proposal.
             why: The reason; "" for the model's reason.
         """
         if not first:

@@ -174,9 +174,10 @@ def push_widening(editor: Editor, ops: list[Op], choices: list[Choice], settled:
 
 
 def widens(fn: FnType) -> bool:
-    """Whether `fn` is elementwise, deterministic, and maps one array to one of the same shape in a wider dtype.
+    """Whether `fn` converts an array to a wider dtype.
 
-    Such a function is assumed to only convert elements.
+    That is assumed of every deterministic elementwise function of one array to one of the same shape in a
+    wider dtype.
     """
     if not fn.elementwise or fn.random or len(fn.operands) != 1 or len(fn.results) != 1:
         return False

@@ -1,4 +1,4 @@
-"""The machine as the sharing model sees it: the hosts of members, and the times of transfers between hosts."""
+"""The machine in the sharing model: the hosts of members, and the times of transfers between hosts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _hosts_and_links(
 
     @cache
     def links(leaders: tuple[int, ...], move: HostTransfer, nbytes: float) -> float:
-        """The seconds of `move` among the members `leaders` of all groups; see `commplan.input.costs.Links`."""
+        """The seconds of `move` among the members `leaders` of all groups (`commplan.input.costs.Links`)."""
         layout = Layout(places[:, list(leaders)])
         query = CollectiveQuery(move.kind, layout, nbytes, network, backend, root=move.root)
         prediction = collective_time(Algorithm("native"), query, calibration)
