@@ -1,8 +1,8 @@
 """The checker: from the untyped tree to the typed plan graph, reporting each mistake once.
 
-There is one module per concept: `declarations`, `types`, `placements`, `scope` (the names of a phase) and
-`phases`, which calls `stages`, which call `clauses`. A name whose declaration or binding is wrong has no
-value, and uses of it are not checked, so that one mistake makes one error.
+There is one module per concept: `declarations`, `types`, `placements`, and `scope` for the names of a phase.
+`stages.phases` calls the checks of `stages`, which call those of `clauses`. A name whose declaration or
+binding is wrong has no value. Uses of it are not checked, so that one mistake makes one error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from commplan.ir.plan import Phase, Plan, Value
 
 
 def check(tree: ast.File) -> tuple[Plan | None, tuple[Diagnostic, ...]]:
-    """Check a tree and return its plan graph, or None if there are errors, and the diagnostics."""
+    """Check a tree, and return its plan graph and the diagnostics, as `check_all` does."""
     plan, _, diagnostics = check_all(tree)
     return plan, diagnostics
 
@@ -31,8 +31,8 @@ def check_all(tree: ast.File) -> tuple[Plan | None, tuple[Value, ...], tuple[Dia
     would bind are assumed to be bound.
 
     Returns:
-        The plan graph (None if there are errors), the values that could be checked, and the diagnostics in
-        the order in which they were detected.
+        The plan graph, the values that could be checked, and the diagnostics in the order in which they were
+        detected. The plan graph is None if there are diagnostics, or the tree has no name.
     """
     ctx = CheckContext(tree.file, tree.text)
     phases: tuple[Phase, ...] = ()

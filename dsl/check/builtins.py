@@ -1,4 +1,8 @@
-"""Built-in functions: their declarations, their use without one, and the types of a call."""
+"""Checks of built-in functions: their declarations, their use without one, and the types of a call.
+
+`commplan.ir.stages.builtins` defines the functions. `types` calls `declare_builtin`, and `stages.maps` and
+`stages.servers` the rest.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,26 @@ from commplan.ir.stages.rules import Violation
 from commplan.ir.types import AnyType, ArrayType, DType, Element, RecordsType, TreeType
 from commplan.ir.values import Leaf
 
+# The keyword arguments of each function: numbers, or the dtype of `cast`.
 KEYS = {name: definition.keys or ("dtype",) * (name == "cast") for name, definition in DEFINITIONS.items()}
-# By their names, those that need no declaration.
+# The functions without arguments, by name. They need no declaration.
 BARE: Mapping[str, BuiltinName] = {name: name for name in BUILTIN_NAMES if not KEYS[name]}
 
 
 def declare_builtin(
     ctx: CheckContext, decl: ast.FnDecl, call: ast.CallExpr, types: tuple[tuple[Element, ...], ...]
 ) -> Fn | None:
-    """`fn NAME [(TYPES) -> TYPES] = BUILTIN(..)`. `types` are those of operands and results, if declared."""
+    """Check `fn NAME [(TYPES) -> TYPES] = BUILTIN(..)`.
+
+    Args:
+        ctx: The state of the check.
+        decl: The declaration.
+        call: The call of the built-in function.
+        types: The types of the operands and of the results; both empty without types.
+
+    Returns:
+        The function, or None after reporting an error.
+    """
     body = _body(ctx, call)
     if body is None or not decl.results:
         return body and _fn(decl.name, body)
@@ -44,7 +59,10 @@ def declare_builtin(
 
 
 def undeclared_builtin(ctx: CheckContext, name: ast.Name) -> Fn | None:
-    """The built-in function `name`, which is used without a declaration; None after reporting an error."""
+    """The built-in function `name`, which is used without a declaration; None after reporting an error.
+
+    Declares the function, for further uses.
+    """
     bare = BARE.get(name.text)
     if bare is None:
         ctx.unknown.add(name.text)
@@ -55,14 +73,24 @@ def undeclared_builtin(ctx: CheckContext, name: ast.Name) -> Fn | None:
 
 
 class Signature(NamedTuple):
-    """The types of the operands and results of a call."""
+    """The types of the operands and results of a call, without the batch of records."""
 
     operands: tuple[Element, ...]
     results: tuple[Element, ...]
 
 
 def signature(ctx: CheckContext, fn: Fn, names: Sequence[ast.Name], operands: Sequence[Value]) -> Signature:
-    """The declared types of `fn`, or those of this call of a built-in function without types."""
+    """The declared types of `fn`, or those of this call of a built-in function without types.
+
+    Args:
+        ctx: The state of the check.
+        fn: The function.
+        names: The names of the operands in the call.
+        operands: Their values, as many as the function takes.
+
+    Raises:
+        MistakeError: After reporting CP0218, if a built-in function without types does not take the operands.
+    """
     if fn.body is None or not isinstance(fn.operands[0], AnyType):
         return Signature(
             *(tuple(x for x in each if not isinstance(x, AnyType)) for each in (fn.operands, fn.results))
@@ -77,6 +105,7 @@ def signature(ctx: CheckContext, fn: Fn, names: Sequence[ast.Name], operands: Se
 
 
 def _fn(name: ast.Name, body: Builtin) -> Fn:
+    """The function `name` with this body, for operands of any types."""
     definition = body.definition
     operands, results = (AnyType(),) * len(definition.operands), (AnyType(),) * definition.results
     return Fn(
@@ -85,6 +114,7 @@ def _fn(name: ast.Name, body: Builtin) -> Fn:
 
 
 def _body(ctx: CheckContext, call: ast.CallExpr) -> Builtin | None:
+    """The built-in function and its arguments; None after reporting an error."""
     message = f"there is no built-in function `{call.name.text}`"
     note = f"the built-in functions are {listed(BUILTIN_NAMES)}"
     name = ctx.choose(call.name, BUILTIN_NAMES, "CP0216", message, note)
@@ -107,10 +137,12 @@ def _body(ctx: CheckContext, call: ast.CallExpr) -> Builtin | None:
 
 
 def _usage(name: str) -> str:
+    """The call with its arguments, such as `ema(beta = ..)`, for notes."""
     return f"{name}({', '.join(f'{key} = ..' for key in KEYS[name])})"
 
 
 def _factor(ctx: CheckContext, name: str, key: str, arg: ast.CallArg) -> float | None:
+    """The number of argument `key` of function `name`; None after reporting an error."""
     value = arg.value
     if isinstance(value, ast.Number) and value.unit is None:
         return float(value.value)
@@ -120,6 +152,7 @@ def _factor(ctx: CheckContext, name: str, key: str, arg: ast.CallArg) -> float |
 
 
 def _cast(ctx: CheckContext, arg: ast.CallArg) -> Builtin | None:
+    """The function `cast` to the dtype in `arg`; None after reporting an error."""
     value, dtypes = arg.value, tuple(str(dtype) for dtype in DType if not dtype.is_only_moved)
     message = f"`dtype` of `cast` is an element type, found `{written(value)}`"
     if isinstance(value, ast.Number):
@@ -129,7 +162,7 @@ def _cast(ctx: CheckContext, arg: ast.CallArg) -> Builtin | None:
 
 
 def _applied(body: Builtin, operands: Sequence[tuple[str, Element]]) -> tuple[Element, ...] | Violation:
-    """The types of the results for operands with these names and types."""
+    """The types of the results for operands, given by name and type; a violation if it does not take them."""
     first, kind = operands[0]
     for index, (name, type_) in enumerate(operands):
         if not isinstance(type_, ArrayType | TreeType):

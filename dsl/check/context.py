@@ -17,9 +17,10 @@ from commplan.ir.types import Placement, Type
 T = TypeVar("T")
 Word = TypeVar("Word", bound=str)
 Axes = tuple[str, ...]  # names of axes
-Remark = Note | str | Value | Axis | Fn
-MOST_GUESSES = 100
+Remark = Note | str | Value | Axis | Fn  # a note of an error, see `CheckContext.error`
+MOST_GUESSES = 100  # maximum number of searches for similar names in a file
 
+# The kind of a declaration with a size, in words with an article.
 KIND_WORDS = {AxisKind.REPLICA: "an axis", AxisKind.ENSEMBLE: "an ensemble", AxisKind.SERVER: "a server"}
 
 
@@ -30,8 +31,31 @@ class MistakeError(Exception):
 class CheckContext:
     """The declarations of one file, its values so far and its diagnostics.
 
-    `unknown` holds names whose declaration is wrong. Uses of them are not checked, so that one mistake makes
-    one error.
+    Args:
+        file: The file name, for diagnostics.
+        text: The source.
+
+    Attributes:
+        file: As passed.
+        diagnostics: The errors so far.
+        declared: By name: the kind of its first declaration in words with an article, and its location.
+        unknown: Names whose declaration is wrong, or that were reported as unknown. Uses of them are not
+            checked, so that one mistake makes one error.
+        axes: The axes, ensembles and servers without errors, in the order of the file.
+        sources: The sources without errors.
+        topology: The declared topology; None if there is none.
+        fns: The functions without errors, and the built-in ones that are used without a declaration.
+        inputs: The inputs without errors.
+        states: The states without errors, with their values on entry.
+        values: All values so far, in order.
+        bound: By name: the title of the first phase that binds it, and the location.
+        set_states: The names of the states that `at start` binds.
+        updated_states: The names of the states that other phases bind.
+        recovery: Looks up the names in statements with syntax errors.
+        nameless: Whether some declaration failed to parse before its name.
+        misspelt_states: States that an unknown name probably misspells. The use of that name was reported.
+        doubtful_states: States that were bound to another type or placement than declared.
+        unset_states: States that were reported as read before they are set.
     """
 
     def __init__(self, file: str, text: str) -> None:
@@ -50,12 +74,12 @@ class CheckContext:
         self.set_states: set[str] = set()
         self.updated_states: set[str] = set()
         self.recovery = RecoveryBindings(text)
-        self.nameless = False  # whether some declaration failed to parse before its name
-        self.misspelt_states: set[str] = set()  # reported where their name is used
-        self.doubtful_states: set[str] = set()  # bound to another type or placement than declared
-        self.unset_states: set[str] = set()  # reported as read before they are set
-        self._versions: dict[str, int] = {}
-        self._guesses = MOST_GUESSES
+        self.nameless = False
+        self.misspelt_states: set[str] = set()
+        self.doubtful_states: set[str] = set()
+        self.unset_states: set[str] = set()
+        self._versions: dict[str, int] = {}  # by name: the number of its values
+        self._guesses = MOST_GUESSES  # the number of searches that are left
 
     def error(
         self, code: str, message: str, span: Span, *notes: Remark | None, fix: Fix | None = None
@@ -67,10 +91,13 @@ class CheckContext:
         Args:
             code: The code of the error.
             message: The message.
-            span: The place of the error.
+            span: The location of the error.
             notes: Text, a `Note`, a value (shown with its type and placement), or an axis or function (its
                 declaration is shown). None is skipped.
-            fix: A replacement of source text that corrects the error.
+            fix: A replacement of source text that corrects the error; None if there is none.
+
+        Raises:
+            GiveUp: After recording CP0013 instead, if there are `MOST_ERRORS` already.
         """
         if len(self.diagnostics) >= MOST_ERRORS:
             message = f"more than {MOST_ERRORS} errors; the rest of the plan is not checked"
@@ -87,23 +114,27 @@ class CheckContext:
         *notes: Remark | None,
         fix: Fix | None = None,
     ) -> bool:
-        """Report a violated rule, if any, and return whether there was one; `notes` precede its own."""
+        """Report a violated rule, and return whether there was one.
+
+        The arguments are those of `error`. `violation` is None if the rule holds. `notes` precede the notes
+        of the violation.
+        """
         if violation is not None:
             self.error(code, violation.message, span, *notes, *violation.notes, fix=fix)
         return violation is not None
 
     def fail(self, code: str, message: str, span: Span, *notes: Remark | None) -> NoReturn:
-        """Record an error and abort the check of its statement."""
+        """Record an error, and abort the check of its statement by raising `MistakeError`."""
         self.error(code, message, span, *notes)
         raise MistakeError
 
     def require(self, code: str, violation: Violation | None, span: Span, *notes: Remark | None) -> None:
-        """Abort the check of a statement if a rule is violated; see `refuse`."""
+        """Report a violated rule as `refuse` does, and then abort the check of its statement."""
         if self.refuse(code, violation, span, *notes):
             raise MistakeError
 
     def new_value(self, name: ast.Name, type_: Type, placement: Placement) -> Value:
-        """Create the next version of `name`; the first is 0."""
+        """Create the next value of `name`. Its id has a version, from 0."""
         version = self._versions.get(name.text, 0)
         self._versions[name.text] = version + 1
         ref: Ref = f"{name.text}.{version}"
@@ -112,7 +143,7 @@ class CheckContext:
         return value
 
     def size(self, axes: Iterable[str]) -> int | None:
-        """The number of ranks along `axes`, or None if a size is not bound yet."""
+        """The number of ranks along `axes`; None if a size is not known before compilation, or is wrong."""
         total = 1
         for name in axes:
             axis = self.axes.get(name)
@@ -132,7 +163,7 @@ class CheckContext:
         return entry[0] if entry else None
 
     def declaration(self, name: str) -> Note:
-        """A note that points to the declaration of `name`."""
+        """A note that points to the declaration of `name`, which is declared."""
         return Note(f"`{name}` is declared here", self.declared[name][1])
 
     def is_settled(self, name: str) -> bool:
@@ -169,7 +200,13 @@ class CheckContext:
     ) -> T | None:
         """The declaration of `name`; None after reporting an error, or if the declaration itself is wrong.
 
-        `also` are other names that may have been meant.
+        Args:
+            name: The name in the source.
+            declarations: The declarations of the expected kind.
+            code: The code of the error.
+            noun: The expected kind, in words without an article.
+            how: A note on how to declare one, shown if there are none.
+            also: Other names that may have been meant.
         """
         if name.text in self.unknown or name.text in declarations:
             return declarations.get(name.text)
@@ -186,14 +223,25 @@ class CheckContext:
     def choose(
         self, name: ast.Name, words: Sequence[Word], code: str, message: str, *notes: str
     ) -> Word | None:
-        """The element of `words` that `name` equals, or None after reporting an error."""
+        """The element of `words` that `name` equals, or None after reporting an error.
+
+        The other arguments are those of `error`.
+        """
         choice = next((word for word in words if word == name.text), None)
         if choice is None:
             self.error(code, message, name.span, *notes, fix=self.rename(name, words))
         return choice
 
     def keyed(self, call: ast.CallExpr, keys: tuple[str, ...], code: str) -> dict[str, ast.CallArg] | None:
-        """The keyword arguments of a call, or None after reporting an unknown, repeated or positional one."""
+        """The keyword arguments of a call by key, or None after reporting an error.
+
+        An unknown, repeated or positional argument is an error. A missing one is not.
+
+        Args:
+            call: The call.
+            keys: The valid keys; empty if the call takes no arguments.
+            code: The code of the error.
+        """
         name = call.name.text
         usage = f"write `{name}({', '.join(f'{key} = ..' for key in keys)})`" if keys else f"write `{name}`"
         args: dict[str, ast.CallArg] = {}
@@ -214,12 +262,16 @@ class CheckContext:
         return args
 
     def rename(self, name: ast.Name | ast.Number, candidates: Iterable[str]) -> Fix | None:
-        """A fix that replaces a misspelt name by the nearest candidate, if any; numbers have none."""
+        """A fix that replaces a misspelled name by the nearest candidate; None if none is near enough.
+
+        Numbers have no fix.
+        """
         near = self.near(name.text, candidates) if isinstance(name, ast.Name) else None
         return Fix(f"write `{near}`", name.span, near) if near else None
 
 
 def _note(remark: Remark) -> Note:
+    """The note for an argument of `CheckContext.error`."""
     match remark:
         case Value():
             return Note(f"`{remark.name}` is {remark.type}, {remark.placement}", remark.span)
@@ -241,6 +293,6 @@ def all_known(items: Sequence[T | None]) -> tuple[T, ...] | None:
 
 
 def is_scalar(type_: Type) -> bool:
-    """Whether a value of this type is one number."""
+    """Whether a value of this type is an array without dimensions."""
     shape = getattr(type_, "shape", None)
     return shape == ()

@@ -1,4 +1,4 @@
-"""Declarations: axes, sources, functions, inputs and states, each name once."""
+"""Checks of declarations: axes, sources, functions, inputs, states and the topology, each name once."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from commplan.dsl.check.types import declare_fn, element_type
 from commplan.ir.plan import Axis, AxisKind, DeclaredTopology, Source
 from commplan.ir.types import BytesType, Placement, Type
 
+# The kind of an axis by the first word of its declaration.
 _KINDS = {"axis": AxisKind.REPLICA, "ensemble": AxisKind.ENSEMBLE, "server": AxisKind.SERVER}
 
+# The kinds of other declarations in words.
 _WORDS = {
     ast.SourceDecl: "a source", ast.FnDecl: "a fn", ast.InputDecl: "an input", ast.StateDecl: "a state"
 }  # fmt: skip
 
 
 def declare_all(ctx: CheckContext, items: tuple[ast.Decl, ...]) -> None:
-    """Declare names, then axes, then everything else, so that the order in the file does not matter."""
+    """Add all declarations to `ctx`, and report errors in them.
+
+    Names are declared first, then axes, then everything else. The order in the file thus does not matter.
+    """
     for item in items:
         _declare_name(ctx, item)
     for item in items:
@@ -42,6 +47,7 @@ def declare_all(ctx: CheckContext, items: tuple[ast.Decl, ...]) -> None:
 
 
 def _declare_name(ctx: CheckContext, item: ast.Decl) -> None:
+    """Record the name of a declaration. Reports a name that is declared twice."""
     if isinstance(item, ast.PhaseDecl | ast.TopologyDecl):
         return
     if isinstance(item, ast.BadStmt):
@@ -61,6 +67,7 @@ def _declare_name(ctx: CheckContext, item: ast.Decl) -> None:
 
 
 def _declare_topology(ctx: CheckContext, decl: ast.TopologyDecl) -> None:
+    """Declare the topology. Reports a second one, and a path that cannot be a path."""
     if ctx.topology is not None:
         note = Note("the topology is already declared here", ctx.topology.span)
         ctx.error("CP0101", "`topology` is declared twice", decl.span, note)
@@ -77,6 +84,7 @@ def _declare_topology(ctx: CheckContext, decl: ast.TopologyDecl) -> None:
 
 
 def _declare_axis(ctx: CheckContext, decl: ast.AxisDecl) -> None:
+    """Declare an axis. One with a wrong size has size None, as one with `?`."""
     name = decl.name.text
     size = None
     if decl.size is not None:
@@ -95,6 +103,7 @@ def _declare(ctx: CheckContext, name: ast.Name, table: dict[str, T], declared: T
 
 
 def _declare_value(ctx: CheckContext, decl: ast.InputDecl | ast.StateDecl) -> None:
+    """Declare an input or a state."""
     name = decl.name
     is_state = isinstance(decl, ast.StateDecl)
     type_: Type | None = element_type(ctx, decl.type)
@@ -116,6 +125,10 @@ def _declare_value(ctx: CheckContext, decl: ast.InputDecl | ast.StateDecl) -> No
 
 
 def _state_placement(ctx: CheckContext, decl: ast.StateDecl, placement: Placement) -> Placement | None:
+    """The placement of a state, with its server; None after reporting an error.
+
+    `placement` is the declared placement along the axes.
+    """
     if placement.partial:
         item = next(item for item in decl.placement if item.kind == "partial")
         note = "a state outlives its phase, and an unreduced term may not: reduce it first"

@@ -20,14 +20,23 @@ from commplan.dsl.check.numbers import integer
 from commplan.ir.plan import MergeStage, PickStage, Stage, Value, name_of, operands, results
 from commplan.ir.types import RecordsType, TreeType
 
+# The verbs of stages other than `ast.StageExpr`.
 _VERBS: dict[type[ast.Expr], str] = {
     ast.LoadExpr: "load", ast.MapExpr: "map", ast.ExchangeExpr: "exchange", ast.ElasticExpr: "elastic",
 }  # fmt: skip
+# The verbs of stages that can act on fragments, besides `map`.
 _DIVISIBLE = ("broadcast", "reduce", "scatter", "gather", "slice", "shift")
 
 
 class Division(NamedTuple):
-    """The fragments of a phase, the axis over which its trees are split, and the steps that hide it."""
+    """The division of a phase into fragments and calls.
+
+    Attributes:
+        fragments: The number of fragments; 1 if the phase works on whole values.
+        rows: The axis over which the trees of the phase are split, as a tuple; empty if they are not split,
+            or there is one fragment.
+        hidden: The number of steps between the beginning and the end of a call; 0 if the phase is not hidden.
+    """
 
     fragments: int
     rows: tuple[str, ...]
@@ -35,7 +44,7 @@ class Division(NamedTuple):
 
 
 def division_of(ctx: CheckContext, decl: ast.PhaseDecl) -> Division | None:
-    """The division of a phase; None if it works on whole values, at once."""
+    """The division of a phase; None if it works on whole values at once, or after reporting an error."""
     if decl.period is None or not (decl.fragments or decl.hidden):
         return None
     steps = decl.period.value
@@ -54,7 +63,10 @@ def division_of(ctx: CheckContext, decl: ast.PhaseDecl) -> Division | None:
 
 
 def _hidden(ctx: CheckContext, number: ast.Number | None, interval: int) -> int | None:
-    """The number of steps that hide an exchange, or None after reporting an error."""
+    """The number of steps that hide a phase, 0 without `hidden`, or None after reporting an error.
+
+    `number` is the number after `under`. `interval` is the number of steps from one call to the next.
+    """
     steps = integer(ctx, number, "a number of steps") if number is not None else 0
     if number is None or steps is None or steps <= interval:
         return steps
@@ -65,7 +77,7 @@ def _hidden(ctx: CheckContext, number: ast.Number | None, interval: int) -> int 
 
 
 def _rows(ctx: CheckContext, decl: ast.PhaseDecl) -> tuple[str, ...] | None:
-    """The axis over which the trees of a phase are split, or None after reporting an error."""
+    """`Division.rows` of a phase in fragments, or None after reporting an error."""
     splits = {
         value.placement.split: value
         for name in _names(decl)
@@ -79,7 +91,7 @@ def _rows(ctx: CheckContext, decl: ast.PhaseDecl) -> tuple[str, ...] | None:
 
 
 def _nearest(steps: int, fragments: int) -> tuple[str, str]:
-    """The nearest numbers of fragments for these steps, and of steps for these fragments."""
+    """Notes with the nearest numbers of fragments for these steps, and of steps for these fragments."""
     divisors = [n for n in range(1, min(steps, 2 * fragments) + 1) if steps % n == 0]
     below = max((n for n in divisors if n < fragments), default=None)
     above = min((n for n in divisors if n > fragments), default=None)
@@ -100,7 +112,10 @@ def _names(decl: ast.PhaseDecl) -> Iterator[ast.Name]:
 
 
 def _operands(expr: ast.Expr) -> tuple[ast.Name, ...]:
-    """The operands of a stage of a phase in fragments or of a hidden phase."""
+    """The operands of a `map` or of a stage with one operand.
+
+    Empty for other stages, which are errors in phases in fragments and in hidden phases.
+    """
     match expr:
         case ast.MapExpr():
             return expr.operands
@@ -111,7 +126,11 @@ def _operands(expr: ast.Expr) -> tuple[ast.Name, ...]:
 
 
 def check_divisible(ctx: CheckContext, expr: ast.Expr, division: Division) -> None:
-    """Report a stage that cannot act on a fragment, or whose exchange cannot be hidden."""
+    """Report a stage that cannot act on a fragment, or whose exchange cannot be hidden.
+
+    Raises:
+        MistakeError: After reporting CP0514 or CP0518.
+    """
     verb = expr.kind if isinstance(expr, ast.StageExpr) else _VERBS[type(expr)]
     if division.fragments == 1:
         if verb in ("load", "share", "exchange", "elastic"):
@@ -138,18 +157,26 @@ class Fragments:
     Args:
         ctx: The state of the check.
         division: The division of the phase.
-        stages: The stages of the phase, which new ones are added to.
+        stages: The stages of the phase, to which `pick` and `merge` append new ones.
     """
 
     def __init__(self, ctx: CheckContext, division: Division, stages: list[Stage]) -> None:
         self.ctx, self.division, self.stages = ctx, division, stages
-        self._picked: dict[tuple[str, bool], Value] = {}  # by name, and whether they are read late
-        self._merged: dict[str, Value] = {}  # by the id of the piece
+        self._picked: dict[tuple[str, bool], Value] = {}  # by name and whether it is read late: the fragment
+        self._merged: dict[str, Value] = {}  # by the id of a fragment: the whole value
         self._arrived: set[str] = set()  # values that depend on an exchange
         self._late: set[str] = set()  # values that depend on inputs that are read late
 
     def pick(self, name: ast.Name, value: Value, *, late: bool = False) -> Value | None:
-        """The current fragment of an input or state; None after reporting an error. Scalars are not cut."""
+        """The current fragment of an input or state; None after reporting an error.
+
+        Scalars are not cut. If there is one fragment, it is `value` itself, unless it is read late.
+
+        Args:
+            name: The name in the source.
+            value: The value on entry.
+            late: Whether it is read at the end of a hidden phase.
+        """
         fragments, rows, _ = self.division
         if is_scalar(value.type) or (fragments == 1 and not late):
             return value
@@ -168,7 +195,10 @@ class Fragments:
         return piece
 
     def prepare(self, expr: ast.Expr, env: dict[str, Value | None]) -> None:
-        """Read the inputs among the operands of a stage early, or late if it depends on an exchange."""
+        """Pick the inputs among the operands of a stage early, or late if it depends on an exchange.
+
+        Only in hidden phases. Changes `env`, the values of names.
+        """
         if not self.division.hidden:
             return
         names = _operands(expr)
@@ -182,7 +212,10 @@ class Fragments:
                 env[name.text] = self.pick(name, entry, late=late)
 
     def add(self, stage: Stage, span: Span) -> None:
-        """Note which results depend on an exchange, and on inputs that are read late."""
+        """Record which results depend on an exchange, and on inputs that are read late, in a hidden phase.
+
+        Reports an exchange that depends on an input that is read late.
+        """
         if not self.division.hidden:
             return
         reads, values = set(operands(stage)), results(stage)
@@ -201,7 +234,10 @@ class Fragments:
             self.ctx.error("CP0518", "the phase exchanges nothing that steps could hide", span, note)
 
     def merge(self, name: str, piece: Value, span: Span) -> Value | None:
-        """The input or state `name` with `piece` as its current fragment; None after reporting an error."""
+        """The input or state `name` with `piece` as its current fragment; None after reporting an error.
+
+        It is `piece` itself if that is not a tree, or if there is one fragment.
+        """
         fragments, rows, hidden = self.division
         whole = self.ctx.inputs.get(name) or self.ctx.states.get(name)
         if fragments == 1 or isinstance(piece.type, RecordsType) or not isinstance(piece.type, TreeType):
@@ -210,8 +246,8 @@ class Fragments:
             message = f"the output `{name}` is a fragment, and `{name}` is not an input or a state"
             note = "a fragment replaces that part of the input or state of its name"
             return self.ctx.error("CP0516", message, span, piece, note)
-        varies = [axis for axis in piece.placement.per if axis not in whole.placement.per]
-        if varies or piece.placement.split != whole.placement.split:
+        new_axes = [axis for axis in piece.placement.per if axis not in whole.placement.per]
+        if new_axes or piece.placement.split != whole.placement.split:
             message = f"`{name}` enters as {whole.placement}, and its fragment is {piece.placement}"
             note = "a value keeps the placement of its other fragments"
             return self.ctx.error("CP0516", message, span, whole, note)

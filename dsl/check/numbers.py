@@ -1,4 +1,4 @@
-"""Number literals and their valid ranges."""
+"""Checks of number literals, and their valid ranges."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from commplan.dsl.check.context import CheckContext
 if TYPE_CHECKING:
     from fractions import Fraction
 
-BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-LARGEST = (1 << 63) - 1
+BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}  # bytes of each unit of sizes
+LARGEST = (1 << 63) - 1  # the largest valid whole number, which fits in 64 bits
 
 
 def written(value: ast.Name | ast.Number | ast.Location) -> str:
@@ -26,7 +26,10 @@ def written(value: ast.Name | ast.Number | ast.Location) -> str:
 
 
 def exact(number: ast.Number) -> Fraction:
-    """The exact decimal value of a finite literal, not its nearest binary float."""
+    """The value of a finite literal as a decimal fraction, without the error of its nearest binary float.
+
+    Exact for literals of up to 15 significant digits.
+    """
     from fractions import Fraction  # noqa: PLC0415  (slow to import, and rarely needed)
 
     return Fraction(repr(number.value))
@@ -35,7 +38,15 @@ def exact(number: ast.Number) -> Fraction:
 def integer(
     ctx: CheckContext, number: ast.Number, role: str, *, least: int = 1, code: str = "CP0112"
 ) -> int | None:
-    """A whole number of at least `least` without a unit, or None after reporting an error."""
+    """The value of a whole number without a unit, from `least` to `LARGEST`; None after reporting an error.
+
+    Args:
+        ctx: The state of the check.
+        number: The literal.
+        role: The number in words, as the subject of the message.
+        least: The smallest valid value.
+        code: The code of the error.
+    """
     fix = None
     if number.unit is not None:
         bare = number.text.strip().removesuffix(number.unit).strip()
@@ -53,7 +64,14 @@ def integer(
 
 
 def nbytes(ctx: CheckContext, number: ast.Number, role: str, *, code: str) -> int | None:
-    """A positive number of bytes, plain or in KiB, MiB or GiB, or None after reporting an error."""
+    """The value of a size in bytes, from 1 to `LARGEST`; None after reporting an error.
+
+    Args:
+        ctx: The state of the check.
+        number: The literal, without a unit or with one of `BYTES`. It may have decimals with a unit.
+        role: The size in words, as the subject of the message.
+        code: The code of the error.
+    """
     if number.unit is not None and number.unit not in BYTES:
         note = "its units are KiB, MiB and GiB; without a unit it counts bytes"
         return ctx.error(code, f"{role} is a size in bytes, found `{written(number)}`", number.span, note)

@@ -1,4 +1,4 @@
-"""Placements and lists of axes in the source, and the placement of a value along one axis."""
+"""Checks of placements and lists of axes in the source, and the placement of a value along one axis."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ def resolve_axes(
 ) -> Axes | None:
     """The named axes in source order, or None after reporting errors.
 
-    `role` describes the expected axis in messages, such as "an axis to split over".
+    Args:
+        ctx: The state of the check.
+        names: The names in the source.
+        kinds: The kinds of axes that are valid here.
+        role: The expected axis in words with an article, such as "an axis to split over".
     """
     allowed = tuple(kinds)
     valid = True
@@ -50,6 +54,7 @@ def resolve_axes(
 
 
 def _not_an_axis(ctx: CheckContext, name: ast.Name, kinds: Sequence[AxisKind], role: str) -> None:
+    """Report a name that is not an axis. The arguments are those of `resolve_axes`."""
     kind = ctx.kind_of(name.text)
     if kind is not None:
         ctx.error("CP0104", f"`{name.text}` is {kind}, expected {role}", name.span)
@@ -72,7 +77,14 @@ def _not_an_axis(ctx: CheckContext, name: ast.Name, kinds: Sequence[AxisKind], r
 def declared_placement(
     ctx: CheckContext, items: Sequence[ast.PlacementItem], type_: Type | None, span: Span
 ) -> Placement | None:
-    """The declared placement of an input or state, or None after reporting errors."""
+    """The declared placement of an input or state, or None after reporting errors.
+
+    Args:
+        ctx: The state of the check.
+        items: The clauses; empty for a value that is the same everywhere.
+        type_: The type of the value; None if it is wrong.
+        span: The location of the type.
+    """
     placed: dict[str, Status] = {}
     valid = True
     for item in items:

@@ -1,4 +1,7 @@
-"""The names that are visible in one phase, and the values bound in it."""
+"""The names that are visible in one phase, and the values bound in it.
+
+The checks of stages read their operands from the scope, and bind their results in it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,24 @@ BAD = None  # the value of a name that a statement with errors bound
 
 
 class PhaseScope:
-    """The scope of one phase. `env` maps each name bound so far to its value, or to BAD."""
+    """The scope of one phase.
+
+    Args:
+        ctx: The state of the check.
+        decl: The phase.
+        title: The header of the phase in words, for messages.
+
+    Attributes:
+        stages: The stages so far.
+        fragments: The fragments of the phase; None if it works on whole values at once.
+        outputs: The outputs so far, without those with errors.
+        updated: The states that the phase binds, by name, including those that are bound to BAD.
+        env: By name, the value that a statement of this phase has bound to it, or BAD. Contains also the
+            fragments of inputs and states that were read, and BAD for names that were reported as unknown.
+        clocks: By ensemble whose members load at their own rates in this phase: the location of the rates.
+        bad_same: By the location of a statement with errors: the axes over which its result is the same
+            despite the errors, with the location of the result.
+    """
 
     def __init__(self, ctx: CheckContext, decl: ast.PhaseDecl, title: str) -> None:
         self.ctx = ctx
@@ -28,15 +48,14 @@ class PhaseScope:
         division = division_of(ctx, decl)
         self.fragments = None if division is None else Fragments(ctx, division, self.stages)
         self.outputs: list[Binding] = []
-        self.output_spans: dict[str, Span] = {}
+        self.output_spans: dict[str, Span] = {}  # by name: the first `output` of it
         self.output_names: set[str] = set()  # of all `output` lines so far
         self.updated: set[str] = set()
-        # For each value, the axes over which a stage made it the same, and the span of that stage.
+        # For each value, the axes over which a stage made it the same, and the location of that stage.
         self.made_same: dict[Ref, dict[str, Span]] = {}
         self.bad_at: dict[str, Span] = {}  # for each name, the last statement with errors that bound it
-        # For such a statement, the axes over which its result is the same despite the errors.
         self.bad_same: dict[Span, dict[str, Span]] = {}
-        self.clocks: dict[str, Span] = {}  # ensembles whose members run at their own rates in this phase
+        self.clocks: dict[str, Span] = {}
         self.env: dict[str, Value | None] = {}
         self.lost = False  # whether some target could not be parsed
         self._later = _targets(decl)
@@ -48,7 +67,7 @@ class PhaseScope:
                     self.clocks.setdefault(over.text, statement.expr.batch.span)
 
     def operand(self, name: ast.Name) -> Value | None:
-        """The value of `name`, or None if it has an error. The error is reported once."""
+        """The current value of `name`, or BAD if it has an error. The error is reported once."""
         text, ctx = name.text, self.ctx
         if text in self.env:
             return self.env[text]
@@ -64,10 +83,11 @@ class PhaseScope:
         return BAD
 
     def operands(self, names: Sequence[ast.Name]) -> tuple[Value, ...] | None:
-        """The values of all `names`, or None if one has an error."""
+        """The current values of all `names`, or None if one of them has an error."""
         return all_known([self.operand(name) for name in names])
 
     def _report_unbound(self, name: ast.Name) -> None:
+        """Report a name that is not bound and is no input or readable state, unless it was reported."""
         ctx, text = self.ctx, name.text
         kind = ctx.kind_of(text)
         if text in ctx.states:
@@ -125,7 +145,11 @@ class PhaseScope:
             names_before.add(name.text)
 
     def bind(self, name: ast.Name, type_: Type, placement: Placement) -> Ref:
-        """Bind `name` to a new value. A state keeps its declared type and placement."""
+        """Bind `name` to a new value, and return the value's id.
+
+        A state keeps its declared type and placement. If the new value does not have them, this is reported
+        and the name is bound to BAD.
+        """
         state = self.ctx.states.get(name.text)
         fits = state is not None and self._fits(name, state, type_, placement)
         if state is not None and fits:
@@ -139,7 +163,10 @@ class PhaseScope:
     def bind_results(
         self, names: Sequence[ast.Name], types: Sequence[Type], placement: Placement
     ) -> tuple[Ref, ...]:
-        """Bind the results of a call. If one does not fit its state, the others are not reported."""
+        """Bind the results of a call, and return their ids.
+
+        After a result that does not fit its state, further ones are not reported.
+        """
         refs: list[Ref] = []
         for name, type_ in zip(names, types, strict=True):
             refs.append(self.bind(name, type_, placement))
@@ -148,7 +175,10 @@ class PhaseScope:
         return tuple(refs)
 
     def bind_bad(self, names: Iterable[str], span: Span) -> None:
-        """Bind the targets of a statement with errors to BAD, so that their uses are not checked."""
+        """Bind the targets of a statement with errors to BAD, so that their uses are not checked.
+
+        `span` is the location of the statement.
+        """
         for name in names:
             self.env[name] = BAD
             self.bad_at[name] = span
@@ -170,17 +200,24 @@ class PhaseScope:
         self.bind_bad(targets, statement.span)
 
     def mark_same(self, result: Ref, operand: Ref, axes: Iterable[str], span: Span) -> None:
-        """Record that `result` was made the same over `axes`, in addition to the axes of its operand."""
+        """Record that the stage at `span` made `result` the same over `axes`.
+
+        The axes over which its operand was made the same are added.
+        """
         self.made_same[result] = self.made_same.get(operand, {}) | dict.fromkeys(axes, span)
 
     def same_over(self, name: ast.Name, operand: Value | None) -> dict[str, Span]:
-        """The axes over which the value of `name` was made the same in this phase, with spans of stages."""
+        """The axes over which `name` was made the same in this phase, with the locations of the stages.
+
+        `operand` is its value, or None if a statement with errors bound it.
+        """
         if operand is not None:
             return self.made_same.get(operand.id, {})
         bad = self.bad_at.get(name.text)
         return {} if bad is None else self.bad_same.get(bad, {})
 
     def _note_bound(self, name: str, span: Span) -> None:
+        """Record that `name` is bound at `span`, and if it is a state, that it is set or updated."""
         self.ctx.bound.setdefault(name, (self.title, span))
         if self.ctx.kind_of(name) != "a state":
             return
@@ -188,6 +225,7 @@ class PhaseScope:
         self.updated.add(name)
 
     def _fits(self, name: ast.Name, state: Value, type_: Type, placement: Placement) -> bool:
+        """Whether a value of this type and placement may be bound to a state; reports if it may not."""
         if name.text in self.ctx.doubtful_states:
             return False  # reported: the declaration or the first new value is wrong
         # A value that is the same on all ranks may be stored on a server. The opposite takes a stage.
@@ -221,7 +259,10 @@ class PhaseScope:
                 self.outputs += [Binding(name.text, value.id)] if value else []
 
     def updates(self) -> tuple[Binding, ...]:
-        """The states that the phase binds, with their final values."""
+        """The states that the phase binds, in the order of their declarations, with their final values.
+
+        States that are bound to BAD are omitted.
+        """
         names = sorted(
             self.updated.intersection(self.ctx.states), key=lambda name: self.ctx.states[name].span
         )
@@ -231,6 +272,7 @@ class PhaseScope:
         return tuple(Binding(name, value.id) for name, value in values.items() if value)
 
     def _may_leave(self, name: ast.Name, value: Value) -> bool:
+        """Whether a value may be an output; reports if it may not."""
         if value.placement.partial:
             message = f"the output `{name.text}` is still partial over {listed(value.placement.partial)}"
             note = "reduce it first: outside its phase an unreduced term means nothing"
@@ -244,6 +286,7 @@ class PhaseScope:
 
 
 def _targets(decl: ast.PhaseDecl) -> dict[str, Span]:
+    """The names that a phase binds, with the location of the first binding."""
     spans: dict[str, Span] = {}
     for statement in decl.body:
         if isinstance(statement, ast.StageStmt | ast.BadStmt):

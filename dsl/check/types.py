@@ -1,4 +1,4 @@
-"""Types in the source, and declarations of functions."""
+"""Checks of types in the source, and of declarations of functions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from commplan.dsl.check.numbers import integer
 from commplan.ir.plan import Fn
 from commplan.ir.types import ArrayType, BytesType, DType, Element, FnElement, Processor, TreeType
 
-DTYPES = tuple(str(dtype) for dtype in DType)
-TYPES = (*DTYPES, "bytes", "tree")
-PLACES: tuple[Processor, ...] = get_args(Processor)
-FLAGS = ("elementwise", "linear", "random")
+DTYPES = tuple(str(dtype) for dtype in DType)  # element types
+TYPES = (*DTYPES, "bytes", "tree")  # all names of types
+PLACES: tuple[Processor, ...] = get_args(Processor)  # the words after `on` in a declaration of a function
+FLAGS = ("elementwise", "linear", "random")  # the words after these, in the order of the fields of `Fn`
 # Names of types in other libraries, and the name in this language.
 FOREIGN = {
     "float32": "f32", "float": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16", "float64": "f64",
@@ -26,7 +26,10 @@ FOREIGN = {
 
 
 def element_type(ctx: CheckContext, expr: ast.TypeExpr) -> Element | None:
-    """The type of an expression, or None after reporting an error."""
+    """The type that `expr` denotes, or None after reporting an error.
+
+    An element type without brackets is a scalar.
+    """
     name = expr.name.text
     if name not in TYPES:
         near, span = FOREIGN.get(name.lower()) or ctx.near(name, TYPES), expr.name.span
@@ -63,6 +66,7 @@ def declare_fn(ctx: CheckContext, decl: ast.FnDecl) -> Fn | None:
 
 
 def _where(ctx: CheckContext, decl: ast.FnDecl) -> Processor | None:
+    """The processor of a function, or None after reporting an error."""
     if decl.where is None:
         note = "end its declaration with `on host` or `on device`"
         message = f"`fn {decl.name.text}` lacks `on host` or `on device`"
@@ -72,6 +76,7 @@ def _where(ctx: CheckContext, decl: ast.FnDecl) -> Processor | None:
 
 
 def _flags(ctx: CheckContext, decl: ast.FnDecl) -> tuple[bool, bool, bool] | None:
+    """Whether a function has each of `FLAGS`, or None after reporting an unknown flag."""
     names: set[str] = set()
     valid = True
     for flag in decl.flags:
@@ -85,6 +90,7 @@ def _flags(ctx: CheckContext, decl: ast.FnDecl) -> tuple[bool, bool, bool] | Non
 
 
 def _bytes_stay_on_host(ctx: CheckContext, decl: ast.FnDecl, fn: Fn) -> bool:
+    """Check that a function on the device has no `bytes`; False after reporting an error."""
     if fn.where == "host":
         return True
     pairs = zip((*decl.operands, *decl.results), (*fn.operands, *fn.results), strict=True)
@@ -98,7 +104,10 @@ def _bytes_stay_on_host(ctx: CheckContext, decl: ast.FnDecl, fn: Fn) -> bool:
 
 
 def _elementwise_shapes(ctx: CheckContext, decl: ast.FnDecl, fn: Fn) -> bool:
-    """Check that non-scalar operands and results of an elementwise function have one shape."""
+    """Check that an elementwise function has one shape; False after reporting an error.
+
+    All results have the shape of the operands that are not scalars, or are scalars if there are none.
+    """
     if not fn.elementwise:
         return True
     shapes = [(expr, _shape(type_)) for expr, type_ in zip(decl.operands, fn.operands, strict=True)]
@@ -124,5 +133,6 @@ def _shape(type_: FnElement) -> tuple[int, ...] | str | None:
 
 
 def _text(expr: ast.TypeExpr) -> str:
+    """The type as in the source, without empty brackets."""
     dims = f"[{', '.join(dim.text for dim in expr.dims)}]" if expr.dims else ""
     return f"{expr.name.text}{dims}"

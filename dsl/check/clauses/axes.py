@@ -1,4 +1,4 @@
-"""`over` and `across`: the axes along which a stage communicates, and whether it may."""
+"""Checks of `over` and `across`: the axes along which a stage communicates, and whether it may."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from commplan.ir.plan import AxisKind, Value
 from commplan.ir.stages import OVER_AXES
 from commplan.ir.types import RecordsType
 
-_ANY = (AxisKind.REPLICA, AxisKind.ENSEMBLE)
+_ANY = (AxisKind.REPLICA, AxisKind.ENSEMBLE)  # the kinds of axes of workers
 
 
 def collective_axes(ctx: CheckContext, scope: PhaseScope, expr: ast.StageExpr) -> Axes | None:
@@ -31,7 +31,10 @@ def collective_axes(ctx: CheckContext, scope: PhaseScope, expr: ast.StageExpr) -
 
 
 def _reduce_axes(ctx: CheckContext, expr: ast.StageExpr) -> Axes | None:
-    """The axes of a `reduce`: only axes after `over` or only ensembles after `across`."""
+    """The axes of a `reduce`, or None after reporting errors.
+
+    They are only axes, after `over`, or only ensembles, after `across`.
+    """
     axes = resolve_axes(ctx, expr.over, _ANY, "an axis to reduce over")
     if axes is None:
         return None
@@ -53,7 +56,10 @@ def _reduce_axes(ctx: CheckContext, expr: ast.StageExpr) -> Axes | None:
 
 
 def _worker_axes(ctx: CheckContext, expr: ast.StageExpr) -> Axes | None:
-    """The axes of any other stage: a broadcast takes several, every other collective one."""
+    """The axes of any other stage, or None after reporting errors.
+
+    A `broadcast` takes several axes, every other stage one.
+    """
     axes = stage_axes(ctx, expr.over, expr.kind)
     message = f"`{expr.kind}` goes `over` axes: `across` is for a `reduce` over ensembles"
     if axes is None or not _says_over(ctx, expr.over_word, message):
@@ -67,7 +73,10 @@ def _worker_axes(ctx: CheckContext, expr: ast.StageExpr) -> Axes | None:
 
 
 def stage_axes(ctx: CheckContext, names: Sequence[ast.Name], stage: str) -> Axes | None:
-    """The axes of a stage that may not cross an ensemble, or None after reporting errors."""
+    """The axes of a stage that may not cross an ensemble, or None after reporting errors.
+
+    `names` are the names after `over`, and `stage` is the verb, for messages.
+    """
     axes = resolve_axes(ctx, names, _ANY, f"an axis to {stage} over")
     for name in names if axes is not None else ():
         if ctx.axes[name.text].kind is AxisKind.ENSEMBLE:
@@ -77,12 +86,14 @@ def stage_axes(ctx: CheckContext, names: Sequence[ast.Name], stage: str) -> Axes
 
 
 def _says_over(ctx: CheckContext, word: ast.Name, message: str) -> bool:
+    """Check that the keyword of a stage is `over`; False after reporting `message`."""
     if word.text == "across":
         ctx.error("CP0308", message, word.span, fix=Fix("write `over`", word.span, "over"))
     return word.text != "across"
 
 
 def _check_rates(ctx: CheckContext, scope: PhaseScope, names: Sequence[ast.Name]) -> bool:
+    """Check that members of the ensembles in `names` load at one rate; False after reporting an error."""
     for name in names:
         if name.text in scope.clocks:
             message = f"members of `{name.text}` have their own clocks here and never meet"
@@ -96,7 +107,17 @@ def _check_rates(ctx: CheckContext, scope: PhaseScope, names: Sequence[ast.Name]
 
 
 def check_on_workers(ctx: CheckContext, name: ast.Name, value: Value, stage: str) -> None:
-    """Reject operands that are not on the workers' devices: loaded records and values on servers."""
+    """Check that an operand is on the workers' devices: not loaded records, and not on servers.
+
+    Args:
+        ctx: The state of the check.
+        name: The operand in the source.
+        value: The operand.
+        stage: The verb of the stage, for messages.
+
+    Raises:
+        MistakeError: After reporting CP0320 or CP0318.
+    """
     if isinstance(value.type, RecordsType):
         message = f"`{stage}` cannot take loaded records, found `{name.text}`"
         note = (

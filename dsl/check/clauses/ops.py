@@ -1,4 +1,4 @@
-"""`by`: the operator of a reduction and its scalar arguments."""
+"""Checks of `by`: the operator of a reduction and its scalar arguments."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from commplan.ir.plan import Reduction, Value
 from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType, DType, Operator, TreeType
 
+# The operators of reductions.
 OPS: tuple[Operator, ...] = get_args(Operator)
 # Names of these operators in other libraries.
 SYNONYMS: dict[str, Operator] = {
@@ -24,7 +25,13 @@ SYNONYMS: dict[str, Operator] = {
 
 
 class WrittenReduction(msgspec.Struct, frozen=True):
-    """A reduction operator in the source, with the value that weighs a weighted mean."""
+    """A reduction operator in the source.
+
+    Attributes:
+        op: The operator.
+        span: Its location.
+        weight: The scalar that weighs a weighted mean; None for other operators.
+    """
 
     op: Reduction
     span: Span
@@ -34,9 +41,13 @@ class WrittenReduction(msgspec.Struct, frozen=True):
 def written_call(
     ctx: CheckContext, by: ast.CallExpr | ast.Number | None, subject: str, names: Sequence[str]
 ) -> ast.CallExpr | None:
-    """The call after `by`, or None if there is none or it is a number, which is an error.
+    """The call after `by`; None without one, or after reporting a number.
 
-    `subject` is the kind of word expected there and `names` are the valid ones.
+    Args:
+        ctx: The state of the check.
+        by: The clause; None if it is absent.
+        subject: The kind of word that is expected, for messages.
+        names: The valid words.
     """
     if isinstance(by, ast.Number):
         message = f"there is no {subject} `{written(by)}`"
@@ -48,7 +59,14 @@ def written_call(
 def reduction(
     ctx: CheckContext, scope: PhaseScope, by: ast.CallExpr | ast.Number | None, span: Span
 ) -> WrittenReduction | None:
-    """The operator after `by`, or None after reporting errors. `span` is the stage's."""
+    """The operator after `by`; None after reporting errors, or if the weight has one.
+
+    Args:
+        ctx: The state of the check.
+        scope: The phase.
+        by: The clause; None if it is absent, which is an error.
+        span: The location of the stage.
+    """
     if by is None:
         message = "the stage does not say how terms are combined"
         return ctx.error("CP0402", message, span, f"add `by` with {listed(OPS, 'or')}")
@@ -70,7 +88,10 @@ def reduction(
 def sum_or_mean(
     ctx: CheckContext, scope: PhaseScope, by: ast.CallExpr | ast.Number | None, span: Span, stage: str
 ) -> WrittenReduction | None:
-    """The operator of a stage that can only add terms, or None after reporting errors."""
+    """The operator of a stage that can only add terms, or None after reporting errors.
+
+    The arguments are those of `reduction`, and the verb of the stage for messages.
+    """
     op = reduction(ctx, scope, by, span)
     if op is None or op.op.name in ("sum", "mean"):
         return op
@@ -81,6 +102,10 @@ def sum_or_mean(
 def _weighted_mean(
     ctx: CheckContext, scope: PhaseScope, call: ast.CallExpr, args: tuple[ast.CallArg, ...], name: Operator
 ) -> WrittenReduction | None:
+    """The operator of a call with arguments, which is valid only for `mean(weight = NAME)`.
+
+    None after reporting an error, or if the weight has one.
+    """
     first, *extra = args
     if name != "mean":
         note = "only `mean` does: `mean(weight = n)`"
@@ -105,7 +130,11 @@ def _weighted_mean(
 
 
 def check_operand(ctx: CheckContext, by: WrittenReduction, operand: Value) -> None:
-    """Check that the operand's type and placement suit the operator."""
+    """Check that the operand's type and placement suit the operator.
+
+    Raises:
+        MistakeError: After reporting CP0406, CP0407 or CP0408.
+    """
     if isinstance(operand.type, ArrayType):
         dtype, name, note = operand.type.dtype, f"`{operand.name}`", operand
         ctx.require("CP0408", rules.reducible_dtype(by.op.name, dtype, name), by.span, note)
@@ -117,7 +146,21 @@ def check_operand(ctx: CheckContext, by: WrittenReduction, operand: Value) -> No
 def check_scalar(
     ctx: CheckContext, scalar: Value, operand: Value, span: Span, role: str, code: str = "CP0407"
 ) -> None:
-    """Check that a scalar is reduced and varies over no axis over which the operand is the same."""
+    """Check that a scalar argument of a stage is on the workers, reduced, and the same where it must be.
+
+    It may vary only over axes over which the operand varies, and not over those over which a tree is split.
+
+    Args:
+        ctx: The state of the check.
+        scalar: The scalar.
+        operand: The operand of the stage.
+        span: The location of the argument.
+        role: The argument in words, for messages.
+        code: The code of the error.
+
+    Raises:
+        MistakeError: After reporting an error.
+    """
     if scalar.placement.partial:
         message = f"{role} is `{scalar.name}`, partial over {listed(scalar.placement.partial)}"
         note = "reduce it first, or declare it `per` if it is each rank's own number"

@@ -1,4 +1,4 @@
-"""Options in braces: the stages that take each one, and its values."""
+"""Checks of options in braces: the stages that take each one, and its values."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ from commplan.ir.types import ArrayType, DType, ServedMode, Type
 class OptionRule(msgspec.Struct, frozen=True):
     """The stages that take an option, and its range of values.
 
-    `kind` is `bytes` (a size), `count` (a whole number of at least `least`), `word` (one of `words`), `dtype`
-    (a float type) or `cache` (a size, or `disk("PATH", SIZE)`).
+    Attributes:
+        stages: The stages: verbs, `elastic MODE`, or `host map` for a `map` on the host.
+        kind: `bytes` for a size, `count` for a whole number, `word` for one of `words`, `dtype` for a float
+            type, `cache` for a size or `WORD("PATH", SIZE)` with one of `words`.
+        least: The smallest value of a `count`.
+        words: The words of a `word` or `cache`.
     """
 
     stages: tuple[str, ...]
@@ -31,10 +35,14 @@ class OptionRule(msgspec.Struct, frozen=True):
     words: tuple[str, ...] = ()
 
 
+# The stages that are collectives of the workers.
 COLLECTIVES = tuple(verb for verb, stage in OVER_AXES.items() if stage.COLLECTIVE is not None)
+# The stages that add values of the workers.
 SUMS = ("reduce", "scatter", "exchange", "elastic sync")
+# The stages of elastic averaging with servers.
 ASYNC = tuple(f"elastic {mode}" for mode in get_args(ServedMode))
 
+# The options by name.
 OPTIONS: dict[str, OptionRule] = {
     "bucket": OptionRule((*COLLECTIVES, "elastic sync"), "bytes"),
     "overlap": OptionRule(SUMS, "word", words=("backward",)),
@@ -50,17 +58,17 @@ OPTIONS: dict[str, OptionRule] = {
     "device_prefetch": OptionRule(("load",), "count"),
     "cache": OptionRule(("host map",), "cache", words=("disk",)),
 }
-FLOATS = tuple(str(dtype) for dtype in DType if dtype.is_float)
+FLOATS = tuple(str(dtype) for dtype in DType if dtype.is_float)  # the values of options of kind `dtype`
 
 
 def hints(ctx: CheckContext, options: ast.Options | None, stage: str, type_: Type | None = None) -> Hints:
-    """The valid options of a stage; errors are reported and the option is skipped.
+    """The valid options of a stage. Options with errors are reported and skipped.
 
     Args:
-        ctx: The context of the check.
-        options: The braces in the source, or None.
+        ctx: The state of the check.
+        options: The braces in the source; None without braces.
         stage: The name of the stage, as in `OptionRule.stages`.
-        type_: The type of the values that are sent, if known.
+        type_: The type of the values that are sent; None if it is unknown.
     """
     takes = f"`{stage}` takes {listed(options_of(stage)) or 'none'}"
     values: dict[str, Any] = {}
@@ -87,7 +95,14 @@ def hints(ctx: CheckContext, options: ast.Options | None, stage: str, type_: Typ
 
 
 def check_effects(ctx: CheckContext, options: ast.Options | None, stage: BaseStage, kind: str) -> None:
-    """Report options of a stage that have no effect in a phase of `kind`, as far as types are known."""
+    """Report options of a stage that have no effect, as far as types are known.
+
+    Args:
+        ctx: The state of the check.
+        options: The braces in the source; None without braces.
+        stage: The checked stage.
+        kind: The kind of its phase.
+    """
     sent = stage.sends()
     if options is None or sent is None:
         return
@@ -109,11 +124,12 @@ def check_effects(ctx: CheckContext, options: ast.Options | None, stage: BaseSta
 
 
 def options_of(stage: str) -> tuple[str, ...]:
-    """The options that `stage` takes."""
+    """The options that `stage` takes, a name as in `OptionRule.stages`."""
     return tuple(key for key, rule in OPTIONS.items() if stage in rule.stages)
 
 
 def _value(ctx: CheckContext, option: ast.Option, rule: OptionRule) -> object:
+    """The value of an option, for the field of `Hints` with its name; None after reporting an error."""
     key = f"`{option.key.text}`"
     match rule.kind, option.value:
         case "bytes", ast.Number() as number:
@@ -135,6 +151,7 @@ def _value(ctx: CheckContext, option: ast.Option, rule: OptionRule) -> object:
 
 
 def _report_value(ctx: CheckContext, option: ast.Option, rule: OptionRule) -> None:
+    """Report a value of the wrong kind."""
     expected = {
         "bytes": "a size such as `25 MiB`",
         "count": "a whole number",
@@ -152,7 +169,10 @@ def _report_value(ctx: CheckContext, option: ast.Option, rule: OptionRule) -> No
 
 
 def _suits(ctx: CheckContext, option: ast.Option, type_: Type | None) -> bool:
-    """Whether the type suits the option: `wire` and `accumulate` would round integers."""
+    """Whether an option suits the type of the values; reports if it does not.
+
+    `wire` and `accumulate` would round integers. A tree or an unknown type suits every option.
+    """
     if option.key.text not in ("wire", "accumulate"):
         return True
     if not isinstance(type_, ArrayType) or type_.dtype.is_float:

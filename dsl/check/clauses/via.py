@@ -1,4 +1,4 @@
-"""`via`: the algorithms that implement each stage, and their arguments."""
+"""Checks of `via`: the algorithms that implement each stage, and their arguments."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from commplan.ir.remark import DESIGNS
 from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType
 
-BROADCAST, REDUCE, SCATTER, GATHER = "broadcast", "reduce", "scatter", "gather"
-SYNC, SWAP = "elastic sync", "swap"
+# Names of stages in the tables below.
+BROADCAST = "broadcast"
+REDUCE = "reduce"
+SCATTER = "scatter"
+GATHER = "gather"
+SYNC = "elastic sync"
+SWAP = "swap"
 
 # The stages that each chunk program can implement. An elastic `sync` is an all-reduce of its pull.
 COLLECTIVES: dict[str, tuple[str, ...]] = {
@@ -32,11 +37,14 @@ COLLECTIVES: dict[str, tuple[str, ...]] = {
     "scatter_gather": (BROADCAST,),
     "hierarchical": (BROADCAST, REDUCE, SCATTER, GATHER, SYNC),
 }
+# The stages that each word after `via` can implement.
 ALGORITHMS: dict[str, tuple[str, ...]] = (
     COLLECTIVES | {"parameter_server": ("exchange",)} | dict.fromkeys(DESIGNS, ("share",))
 )
+# The stages that take `via`, in the order of messages.
 STAGES_WITH_VIA = (BROADCAST, "share", REDUCE, SCATTER, GATHER, "exchange", SYNC, SWAP)
-# The keyword arguments of an algorithm.
+# The keyword arguments of each algorithm; none for others. The levels of `hierarchical` are checked
+# separately.
 KEYS: dict[str, tuple[str, ...]] = {
     "single_broadcast": ("readers",),
     "multi_broadcast": ("readers",),
@@ -47,10 +55,14 @@ KEYS: dict[str, tuple[str, ...]] = {
 def algorithm(
     ctx: CheckContext, call: ast.CallExpr | None, stage: str, over: Axes | None, server: str | None = None
 ) -> Algorithm | None:
-    """The algorithm after `via`, or None if there is none or it has errors, which are reported.
+    """The algorithm after `via`; None without the clause, after reporting an error, or if `over` is needed.
 
-    `over` are the axes of the stage, or None if they have errors. `server` holds the states of an exchange,
-    if they are on a server.
+    Args:
+        ctx: The state of the check.
+        call: The clause; None if it is absent.
+        stage: The name of the stage, such as `reduce` or `elastic sync`.
+        over: The axes of the stage; None if they have errors.
+        server: The server of the states of an exchange; None for states on workers, and other stages.
     """
     if call is None:
         return None
@@ -101,6 +113,7 @@ def carrying_a_level(stage: str) -> tuple[str, ...]:
 def _count(
     ctx: CheckContext, arg: ast.CallArg, role: Literal["readers", "owners"], code: str, over: Axes | None
 ) -> int | None:
+    """The number of readers or owners, or None after reporting an error with `code`."""
     if not isinstance(arg.value, ast.Number):
         message = f"the number of {role} is a whole number, found `{arg.value.text}`"
         return ctx.error(code, message, arg.value.span)
@@ -112,6 +125,7 @@ def _count(
 def _readers(
     ctx: CheckContext, call: ast.CallExpr, args: dict[str, ast.CallArg], over: Axes | None
 ) -> Algorithm | None:
+    """An algorithm of `share` with readers, or None after reporting an error."""
     name = call.name.text
     arg = args.get("readers")
     if arg is None:
@@ -124,6 +138,7 @@ def _readers(
 def _parameter_server(
     ctx: CheckContext, call: ast.CallExpr, args: dict[str, ast.CallArg], over: Axes | None, server: str | None
 ) -> Algorithm | None:
+    """`parameter_server` with its optional arguments; None after reporting an error or without `over`."""
     arguments: list[Arg] = []
     if "owners" in args:
         arg = args["owners"]
@@ -148,7 +163,10 @@ def _parameter_server(
 
 
 def _hierarchical(ctx: CheckContext, call: ast.CallExpr, stage: str, over: Axes | None) -> Algorithm | None:
-    """The levels of `hierarchical(gpu, node)` or `hierarchical(gpu = native, node = ring)`."""
+    """`hierarchical(gpu, node)` or `hierarchical(gpu = native, node = ring)`.
+
+    None after reporting an error, or without `over`.
+    """
     levels: list[Arg] = []
     names: list[ast.Name] = []
     for arg in call.args or ():
@@ -169,6 +187,7 @@ def _hierarchical(ctx: CheckContext, call: ast.CallExpr, stage: str, over: Axes 
 
 
 def _level(ctx: CheckContext, value: ast.Name | ast.Number, stage: str) -> str | None:
+    """The algorithm of one level, or None after reporting an error."""
     candidates = carrying_a_level(stage)
     if isinstance(value, ast.Name) and value.text in candidates:
         return value.text
@@ -179,6 +198,7 @@ def _level(ctx: CheckContext, value: ast.Name | ast.Number, stage: str) -> str |
 
 
 def _levels_match(ctx: CheckContext, call: ast.CallExpr, names: Sequence[ast.Name], over: Axes) -> bool:
+    """Check that the levels `names` are the axes `over`; False after reporting an error."""
     texts = [name.text for name in names]
     violation = rules.hierarchy_levels(texts, over)
     if violation is None:
@@ -195,7 +215,16 @@ def check_accumulation(
     ctx: CheckContext, call: ast.CallExpr | None, how: str | None, via: Algorithm | None, hints: Hints,
     operand: Value | None,
 ) -> None:  # fmt: skip
-    """Report an accumulation type that the backend's own sum cannot provide; `how` is the operator."""
+    """Report an accumulation type that the algorithm after `via` cannot provide.
+
+    Args:
+        ctx: The state of the check.
+        call: The clause `via`; None if it is absent.
+        how: The operator of the stage; None if it combines nothing, or has an error.
+        via: The algorithm; None if it has an error.
+        hints: The options of the stage.
+        operand: The operand; None if it has an error.
+    """
     if call is None or how is None or operand is None:
         return
     dtype = operand.type.dtype if isinstance(operand.type, ArrayType) else None

@@ -1,4 +1,7 @@
-"""Checks of stages with one operand over some axes."""
+"""Checks of stages with one operand over some axes.
+
+`commplan.ir.stages.OVER_AXES` has the stages and the placements that each takes and makes.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,16 @@ from commplan.ir.values import Leaf
 def check_collective(
     ctx: CheckContext, scope: PhaseScope, statement: ast.StageStmt, expr: ast.StageExpr
 ) -> Stage | None:
-    """`y = VERB x over AXES ..`."""
+    """Check `y = VERB x over AXES ..`, and bind its result.
+
+    Returns:
+        The stage, or None after reporting errors. If only a clause is wrong, the result is bound all the same.
+
+    Raises:
+        MistakeError: After reporting an operand of the wrong type or placement.
+    """
     kind = OVER_AXES[expr.kind]
+    # Check all parts of the statement before the first return, to report all errors in one run.
     well_formed = _well_formed(ctx, statement, expr, kind)
     operand = scope.operand(expr.operand)
     over = collective_axes(ctx, scope, expr)
@@ -45,6 +56,8 @@ def check_collective(
         _check_not_repeated(ctx, scope, statement, expr, kind)
     if operand is None or over is None or number is None:
         return None
+
+    # Check the operand against the stage, and bind the result.
     _check_placement(ctx, scope, statement, expr, kind, operand, by)
     if by is not None:
         check_operand(ctx, by, operand)
@@ -57,6 +70,7 @@ def check_collective(
     # A share without a valid `via` has an error already, so its design does not matter.
     if not well_formed or (expr.kind == "share" and via is None):
         return None
+
     across = expr.over_word.text == "across"
     fields: dict[str, Any] = {
         "result": result, "operand": operand.id, "axes": over, "span": statement.span, "via": via,
@@ -74,7 +88,10 @@ def check_collective(
 def _well_formed(
     ctx: CheckContext, statement: ast.StageStmt, expr: ast.StageExpr, kind: type[StageOverAxes]
 ) -> bool:
-    """Report clauses and names that the stage does not take; `via` and braces have their own reports."""
+    """Check that the stage takes the clauses and has one target; False after reporting errors.
+
+    `via` and braces are checked elsewhere.
+    """
     before = len(ctx.diagnostics)
     word = kind.NUMBER[1].word if kind.NUMBER else None
     if expr.root is not None and word != "from":
@@ -89,7 +106,7 @@ def _well_formed(
 
 
 def _reduction(ctx: CheckContext, scope: PhaseScope, expr: ast.StageExpr) -> WrittenReduction | None:
-    """The operator of a stage that combines values; a scatter adds."""
+    """The operator of a `reduce` or `scatter`; None after reporting an error, and for other stages."""
     if expr.kind == "reduce":
         return reduction(ctx, scope, expr.by, expr.span)
     return sum_or_mean(ctx, scope, expr.by, expr.span, "scatter") if expr.kind == "scatter" else None
@@ -129,7 +146,11 @@ def _check_placement(
     operand: Value,
     by: WrittenReduction | None,
 ) -> None:
-    """Check the placement of the operand; only the first axis with an error is reported."""
+    """Check the type and placement of the operand. Only the first error is reported.
+
+    Raises:
+        MistakeError: After reporting an error.
+    """
     if expr.kind == "share":
         violation = rules.shareable_operand(expr.operand.text, records=isinstance(operand.type, RecordsType))
         ctx.require("CP0420", violation, expr.operand.span, operand)
@@ -205,9 +226,12 @@ def _check_not_repeated(
     kind: type[StageOverAxes],
     operand: Value | None = None,
 ) -> None:
-    """Report a stage whose operand is already the same over these axes.
+    """Report a stage whose operand an earlier stage has made the same over one of its axes.
 
-    The stage that made it the same may have other errors.
+    `operand` is None if the earlier stage has errors.
+
+    Raises:
+        MistakeError: After reporting CP0301.
     """
     same_since = scope.same_over(expr.operand, operand)
     for axis in expr.over if "same" not in kind.TAKES else ():
@@ -233,6 +257,7 @@ def _fail_same(ctx: CheckContext, expr: ast.StageExpr, operand: Value, axis: ast
 
 
 def _check_cut_last(ctx: CheckContext, expr: ast.StageExpr, operand: Value) -> None:
+    """Check that a `gather` is over the axis over which its operand was split last."""
     split, axis = operand.placement.split, expr.over[0]
     if split[-1] != axis.text:
         message = (

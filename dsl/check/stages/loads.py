@@ -15,14 +15,24 @@ from commplan.ir.plan import AxisKind, Load
 from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType, DType, Placement, RecordsType, Tail, Visit
 
-VISITS: tuple[Visit, ...] = get_args(Visit)
-TAILS: tuple[Tail, ...] = get_args(Tail)
+VISITS: tuple[Visit, ...] = get_args(Visit)  # the words after `visit`
+TAILS: tuple[Tail, ...] = get_args(Tail)  # the words after `tail`
 
 
 def check_load(
     ctx: CheckContext, scope: PhaseScope, statement: ast.StageStmt, expr: ast.LoadExpr
 ) -> Load | None:
-    """`x [, n] = load SOURCE batch N [split AXES] [per MEMBER] visit KIND seed N [tail KIND]`."""
+    """Check a load, and bind its records and, if requested, their count.
+
+        x [, n] = load SOURCE batch N [split AXES] [per MEMBER] visit KIND seed N [tail KIND]
+
+    Returns:
+        The stage, or None after reporting errors.
+
+    Raises:
+        MistakeError: After reporting more than two targets.
+    """
+    # Check all clauses before the first return, to report all errors in one run.
     options = hints(ctx, expr.options, "load")
     how = "declare one: `source NAME : TYPE`"
     source = ctx.look_up(expr.source, ctx.sources, "CP0105", "source", how)
@@ -63,7 +73,10 @@ def check_load(
 
 
 def _split(ctx: CheckContext, expr: ast.LoadExpr) -> Axes | None:
-    """The axes over which records are split: as written, or the only axis of the plan."""
+    """The axes over which records are split, or None after reporting an error.
+
+    Without `split`, the only axis of the plan, or none if the plan has none.
+    """
     if expr.split:
         return resolve_axes(ctx, expr.split, (AxisKind.REPLICA,), "an axis to split over")
     axes = tuple(axis.name for axis in ctx.axes.values() if axis.kind is AxisKind.REPLICA)
@@ -75,7 +88,10 @@ def _split(ctx: CheckContext, expr: ast.LoadExpr) -> Axes | None:
 
 
 def _clock(ctx: CheckContext, batch: ast.BatchClause) -> Axes | None:
-    """The ensemble of `batch [..] over MEMBER` as a tuple; empty if all members share one rate."""
+    """The ensemble of `batch [..] over MEMBER` as a tuple; empty if all members share one rate.
+
+    None after reporting an error.
+    """
     if batch.over is None:
         if len(batch.sizes) == 1:
             return ()
@@ -91,10 +107,10 @@ def _clock(ctx: CheckContext, batch: ast.BatchClause) -> Axes | None:
 
 
 def _refuse_ahead(ctx: CheckContext, options: ast.Options | None) -> None:
-    """Reject `device_prefetch` if members load at their own rates.
+    """Report `device_prefetch` of a load whose members have their own rates.
 
-    The lead of one member over another is bounded by the number of batches that each has consumed, and
-    batches that wait on the device would not count.
+    The number of batches that each member has consumed bounds the lead of one member over another. Batches
+    that wait on the device are not consumed, and would hold back the other members.
     """
     for option in options.items if options else ():
         if option.key.text == "device_prefetch":
@@ -106,6 +122,7 @@ def _refuse_ahead(ctx: CheckContext, options: ast.Options | None) -> None:
 
 
 def _batch(ctx: CheckContext, expr: ast.LoadExpr, split: Axes | None) -> tuple[int, ...] | None:
+    """The batch sizes, one or one per member, or None after reporting errors."""
     sizes = all_known([integer(ctx, number, "a batch size") for number in expr.batch.sizes])
     if sizes is None:
         return None
@@ -115,6 +132,7 @@ def _batch(ctx: CheckContext, expr: ast.LoadExpr, split: Axes | None) -> tuple[i
 
 
 def _visit(ctx: CheckContext, expr: ast.LoadExpr) -> Visit | None:
+    """The word after `visit`, or None after reporting an error."""
     if expr.visit is None:
         message = "the load does not say how often a record is visited" + ", nor its seed" * (not expr.seed)
         return ctx.error("CP0402", message, expr.span, f"add `visit {'|'.join(VISITS)} seed N`")
@@ -123,6 +141,10 @@ def _visit(ctx: CheckContext, expr: ast.LoadExpr) -> Visit | None:
 
 
 def _tail(ctx: CheckContext, expr: ast.LoadExpr, visit: Visit | None, split: Axes | None) -> Tail | None:
+    """The word after `tail`, `pad` without the clause, or None after reporting an unknown word.
+
+    A word that does not fit the visit or the split is reported and returned.
+    """
     if expr.tail is None:
         return "pad"
     message = f"a tail is {listed(TAILS, 'or')}, found `{expr.tail.text}`"

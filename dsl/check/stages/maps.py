@@ -25,7 +25,15 @@ from commplan.ir.types import ArrayType, Element, Placement, RecordsType, TreeTy
 def check_map(
     ctx: CheckContext, scope: PhaseScope, statement: ast.StageStmt, expr: ast.MapExpr
 ) -> MapStage | None:
-    """`y, ... = map FN(x, ...) [per MEMBER]`."""
+    """Check `y, ... = map FN(x, ...) [per MEMBER]`, and bind its results.
+
+    Returns:
+        The stage, or None after reporting errors.
+
+    Raises:
+        MistakeError: After reporting a wrong number of operands or results, a wrong `per`, or operands whose
+            batches or placements do not fit together.
+    """
     operands = scope.operands(expr.operands)
     per = resolve_axes(ctx, expr.per, (AxisKind.ENSEMBLE,), "an ensemble")
     fn = find_fn(ctx, expr.fn)
@@ -41,6 +49,8 @@ def check_map(
         ctx.fail("CP0213", message, expr.per[0].span, fn, note)
     if operands is None or per is None:
         return None
+
+    # Check the operands, and bind the results.
     expected = signature(ctx, fn, expr.operands, operands)
     if not _types_match(ctx, expr.operands, operands, fn, expected.operands):
         return None
@@ -48,9 +58,10 @@ def check_map(
     _check_batches(ctx, expr, operands)
     placement = _combine_placements(ctx, fn, expr.operands, operands)
     types = _results(ctx, statement, fn, expected.results, loaded[0].type if loaded else None)
-    # This is the placement of one rank's result; all results of a call have the same placement.
+    # All results of a call have the same placement. With `per`, they differ between members.
     placement = replace(placement, per=ctx.ordered((*placement.per, *per)))
     results = scope.bind_results(statement.targets, types, placement)
+
     refs, members = tuple(value.id for value in operands), ctx.ordered(per)
     if options.cache is not None:
         random, sources = _made_of(ctx, scope, fn, refs)
@@ -68,8 +79,10 @@ def check_map(
 def _made_of(
     ctx: CheckContext, scope: PhaseScope, fn: Fn, refs: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """The random functions among `fn` and those that make `refs`, the last first, and the sources that these
-    are loaded from."""
+    """The random functions and the sources on which the results of `fn` with operands `refs` depend.
+
+    Functions include `fn`, and the last one is first. Sources are in the order of the phase.
+    """
     names, sources, missing = [fn.name], list[str](), set(refs)
     for stage in reversed(scope.stages):
         if missing.isdisjoint(results_of(stage)):
@@ -83,8 +96,10 @@ def _made_of(
 
 
 def find_fn(ctx: CheckContext, name: ast.Name) -> Fn | None:
-    """The function `name`, declared or built in, or None after reporting an error (none if its declaration is
-    wrong)."""
+    """The function `name`, declared or built in.
+
+    None after reporting an error, and if its declaration is wrong, which was reported.
+    """
     if name.text in DEFINITIONS and not (name.text in ctx.declared or ctx.fns.get(name.text)):
         return None if name.text in ctx.unknown else undeclared_builtin(ctx, name)
     how = "declare it: `fn NAME(TYPES) -> TYPES on host|device`"
@@ -94,7 +109,20 @@ def find_fn(ctx: CheckContext, name: ast.Name) -> Fn | None:
 def check_call(
     ctx: CheckContext, fn: Fn, operands: int, results: int, call: Span, names: Span, *notes: Note
 ) -> None:
-    """Check the numbers of operands and results of a function call."""
+    """Check the numbers of operands and results of a function call.
+
+    Args:
+        ctx: The state of the check.
+        fn: The function.
+        operands: The number of operands in the call.
+        results: The number of results that the statement binds.
+        call: The location of the function, for errors of operands.
+        names: The location of the targets, for errors of results.
+        notes: Further notes of errors of operands.
+
+    Raises:
+        MistakeError: After reporting CP0207 or CP0208.
+    """
     ctx.require("CP0207", rules.operand_count(fn.name, len(fn.operands), operands), call, fn, *notes)
     ctx.require("CP0208", rules.result_count(fn.name, len(fn.results), results), names, fn)
 
@@ -106,6 +134,10 @@ def _types_match(
     fn: Fn,
     types: tuple[Element, ...],
 ) -> bool:
+    """Check that operands have the expected element types; False after reporting errors.
+
+    Functions on the host also take only loaded values.
+    """
     valid = True
     for name, value, expected in zip(names, operands, types, strict=True):
         type_ = value.type
@@ -123,6 +155,7 @@ def _types_match(
 
 
 def _check_batches(ctx: CheckContext, expr: ast.MapExpr, operands: Sequence[Value]) -> None:
+    """Check that all loaded operands have the same batch sizes."""
     first: Value | None = None
     for name, value in zip(expr.operands, operands, strict=True):
         if not isinstance(value.type, RecordsType):
@@ -138,7 +171,22 @@ def _check_batches(ctx: CheckContext, expr: ast.MapExpr, operands: Sequence[Valu
 def _results(
     ctx: CheckContext, statement: ast.StageStmt, fn: Fn, types: tuple[Element, ...], loaded: Type | None
 ) -> tuple[Type, ...]:
-    """The types of the results: `types` for whole values, one of them per record for records."""
+    """The types of the results of a call.
+
+    Args:
+        ctx: The state of the check.
+        statement: The statement, for errors.
+        fn: The function.
+        types: Its result types.
+        loaded: The type of a loaded operand; None if there is none.
+
+    Returns:
+        `types` for whole values. With a loaded operand, records of them on the host, and arrays with the
+        batch as the leading dimension on the device.
+
+    Raises:
+        MistakeError: After reporting CP0212 for a function on the device and members with different batches.
+    """
     if not isinstance(loaded, RecordsType):
         return types
     if fn.where == "host":
@@ -157,7 +205,11 @@ def _results(
 def _combine_placements(
     ctx: CheckContext, fn: Fn, names: Sequence[ast.Name], operands: Sequence[Value]
 ) -> Placement:
-    """The placement of the results of `fn` for these operands."""
+    """The placement of the results of `fn` for these operands.
+
+    Raises:
+        MistakeError: After reporting operands whose placements do not fit together or the function.
+    """
     pairs = tuple(zip(names, operands, strict=True))
     _check_partial(ctx, fn, pairs)
     _check_split(ctx, fn, pairs)
@@ -175,10 +227,11 @@ def _combine_placements(
     return Placement(per, partial, split, server)
 
 
-Pairs = Sequence[tuple[ast.Name, Value]]
+Pairs = Sequence[tuple[ast.Name, Value]]  # operands, with their names in the source
 
 
 def _check_partial(ctx: CheckContext, fn: Fn, pairs: Pairs) -> None:
+    """Check partial operands: the function is linear, and all operands are partial over the same axes."""
     partial = next(((name, value) for name, value in pairs if value.placement.partial), None)
     if partial is None:
         return
@@ -229,6 +282,7 @@ def _check_split(ctx: CheckContext, fn: Fn, pairs: Pairs) -> None:
 def _fail_lists(
     ctx: CheckContext, name: ast.Name, value: Value, other: Value, *, whole: bool = False
 ) -> NoReturn:
+    """Report that two operands are split differently; `whole` is whether only `other` is records."""
     note = (
         f"`{other.name}` is records and `{name.text}` is a whole value: gather it first"
         if whole
@@ -238,6 +292,7 @@ def _fail_lists(
 
 
 def _check_place(ctx: CheckContext, pairs: Pairs) -> None:
+    """Check that all operands are on the workers, or all on the same server."""
     for name, value in pairs[1:]:
         if value.placement.server != pairs[0][1].placement.server:
             misplaced, other = (name, value) if value.placement.server else pairs[0]

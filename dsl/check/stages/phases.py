@@ -1,4 +1,4 @@
-"""Phases: unique headers, states set before they are read, statements in order."""
+"""Checks of phases: unique headers, their statements in order, and the states that they set and update."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from commplan.dsl.check.stages.maps import check_map
 from commplan.dsl.check.stages.servers import check_elastic, check_exchange
 from commplan.ir.plan import Phase, Stage
 
-# Attributes of a bound plan: a phase with such a name could not be called.
+# Methods of a bound plan: a phase with such a name could not be called.
 BOUND_PLAN_METHODS = (
     "init", "start", "step", "every", "spmd", "varying", "tap", "layer", "layers", "scan_layers", "shards",
     "batches", "member",
 )  # fmt: skip
+# All attributes of a bound plan, which cannot be names of phases.
 RESERVED_PHASES = frozenset(
     (*BOUND_PLAN_METHODS, "program", "mesh", "sources", "functions", "seed", "context", "phases")
 )
 
+# The check of each kind of stage. It returns the stage, or None after reporting errors.
 CHECKS: dict[type[ast.Expr], Callable[..., Stage | None]] = {
     ast.LoadExpr: check_load,
     ast.MapExpr: check_map,
@@ -38,7 +40,10 @@ CHECKS: dict[type[ast.Expr], Callable[..., Stage | None]] = {
 
 
 def check_phases(ctx: CheckContext, items: tuple[ast.Decl, ...]) -> tuple[Phase, ...]:
-    """Check all phases in file order. The body of a phase with a wrong header is checked too."""
+    """Check all phases, and return them in the order of the file.
+
+    The body of a phase with a wrong header is checked too.
+    """
     headers: dict[str, Span] = {}
     phases: list[Phase] = []
     for item in items:
@@ -69,7 +74,7 @@ def _check_hidden_states(ctx: CheckContext, phases: Sequence[Phase]) -> None:
 
 
 def _header(ctx: CheckContext, decl: ast.PhaseDecl) -> tuple[str, str]:
-    """The header in words, and the name of the phase in the plan graph."""
+    """The header in words, and the name of the phase in the plan graph. Reports errors in it."""
     match decl.kind:
         case "start":
             return "at start", "start"
@@ -92,6 +97,7 @@ def _header(ctx: CheckContext, decl: ast.PhaseDecl) -> tuple[str, str]:
 
 
 def _phase(ctx: CheckContext, decl: ast.PhaseDecl, title: str, name: str) -> Phase:
+    """Check the body of a phase. Stages with errors are missing from the result."""
     before = len(ctx.diagnostics)
     scope = PhaseScope(ctx, decl, title)
     for statement in decl.body:
@@ -112,6 +118,7 @@ def _phase(ctx: CheckContext, decl: ast.PhaseDecl, title: str, name: str) -> Pha
 
 
 def _statement(ctx: CheckContext, scope: PhaseScope, statement: ast.StageStmt, kind: str) -> None:
+    """Check a stage of a phase of `kind`. If it has errors, its names are bound to BAD."""
     before = len(ctx.diagnostics)
     scope.check_targets(statement.targets)
     valid = len(ctx.diagnostics) == before
@@ -144,7 +151,11 @@ def _states_of(ctx: CheckContext, expr: ast.Expr) -> tuple[str, ...]:
 
 
 def check_states(ctx: CheckContext, items: tuple[ast.Decl, ...]) -> None:
-    """Check that every state is set in `at start` and updated by another phase."""
+    """Report states that are not set in `at start`, or not updated by another phase.
+
+    Nothing is reported if some declaration or phase does not parse, nor for states that were reported for
+    another reason.
+    """
     if any(isinstance(item, ast.BadStmt) for item in items):
         return  # the phase that does not parse may set or update them
     for state in ctx.states.values():

@@ -1,4 +1,4 @@
-"""Checks of `exchange` and `elastic`: stages with states on workers or on servers."""
+"""Checks of `exchange` and `elastic`: stages that update states on workers or on servers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,24 @@ from commplan.ir.plan import ElasticStage, ExchangeStage, Fn, Ref, Value
 from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType, ElasticMode, Placement
 
+# The code of the error for an operand that has this placement and should have another.
 STATUS_CODES: dict[Status, str] = {"same": "CP0302", "split": "CP0314", "partial": "CP0315", "per": "CP0316"}
+# The words after `by` in an `elastic` stage.
 MODES: tuple[ElasticMode, ...] = get_args(ElasticMode)
 
 
 def check_exchange(
     ctx: CheckContext, scope: PhaseScope, statement: ast.StageStmt, expr: ast.ExchangeExpr
 ) -> ExchangeStage | None:
-    """`w [, m] = exchange g into w [, m] with FN over AXES by OP`."""
+    """Check `w [, m] = exchange g into w [, m] with FN over AXES by OP`, and bind its results.
+
+    Returns:
+        The stage, or None after reporting errors.
+
+    Raises:
+        MistakeError: After reporting parts that do not fit together.
+    """
+    # Check the clauses by themselves before the first return, to report all errors in one run.
     gradient = scope.operand(expr.gradient)
     states = _states(ctx, scope, expr.states)
     fn = find_fn(ctx, expr.fn)
@@ -45,6 +55,8 @@ def check_exchange(
         ctx.fail("CP0422", message, expr.states[2].span, note)
     if states is None:
         return None
+
+    # Check that the parts fit together.
     _check_targets(ctx, statement.targets, expr.states)
     if gradient is None or over is None:
         return None
@@ -56,6 +68,8 @@ def check_exchange(
     if by is None:
         return None
     check_operand(ctx, by, gradient)
+
+    # A state varies over the axes over which any operand varies after the sum.
     reduced = gradient.placement.same_over(over)
     results: list[Ref] = []
     for name, state in zip(statement.targets, states, strict=True):
@@ -85,10 +99,12 @@ def _states(ctx: CheckContext, scope: PhaseScope, names: Sequence[ast.Name]) -> 
 
 
 def _check_targets(ctx: CheckContext, targets: Sequence[ast.Name], states: Sequence[ast.Name]) -> None:
+    """Check that an exchange binds the states that it takes, in the same order."""
     state_names = [name.text for name in states]
     if [name.text for name in targets] == state_names:
         return
-    wrong = next((t for t, s in zip(targets, state_names, strict=False) if t.text != s), targets[-1])
+    pairs = zip(targets, state_names, strict=False)
+    wrong = next((target for target, state_name in pairs if target.text != state_name), targets[-1])
     note = f"found {listed(name.text for name in targets)}; write `{', '.join(state_names)} = exchange ...`"
     ctx.fail(
         "CP0423", f"`exchange` returns the states that it takes: {listed(state_names)}", wrong.span, note
@@ -100,7 +116,16 @@ def _check_status(
 ) -> None:
     """Check that a value has placement `expected` along all of `over`.
 
-    `why` holds the end of the error message, followed by notes; `{}` in them is replaced by the axis.
+    Args:
+        ctx: The state of the check.
+        name: The value in the source.
+        value: The value.
+        over: The axes.
+        expected: The placement.
+        why: The end of the error message, then notes. `{}` in them is replaced by the axis.
+
+    Raises:
+        MistakeError: After reporting the first axis with another placement.
     """
     for axis in over:
         actual = status(value.placement, axis.text)
@@ -111,7 +136,7 @@ def _check_status(
 
 
 def _check_terms(ctx: CheckContext, expr: ast.ExchangeExpr, gradient: Value, over: Axes) -> None:
-    """Check that the gradient is partial over exactly the axes of the stage, and whole over all others."""
+    """Check that the gradient is partial over exactly the axes of the stage, and split over none."""
     check_on_workers(ctx, expr.gradient, gradient, "exchange")
     why = "`exchange` adds terms that are partial over it"
     _check_status(ctx, expr.gradient, gradient, expr.over, "partial", why)
@@ -160,7 +185,13 @@ def _check_fn(
 
 
 class Coefficient(msgspec.Struct, frozen=True):
-    """`eta` or `rho`: a literal or the reference of a scalar value."""
+    """`eta` or `rho` of an elastic average.
+
+    Attributes:
+        argument: The literal, or the id of a scalar value.
+        span: Its location.
+        value: The scalar value; None for a literal.
+    """
 
     argument: float | Ref
     span: Span
@@ -170,7 +201,15 @@ class Coefficient(msgspec.Struct, frozen=True):
 def check_elastic(
     ctx: CheckContext, scope: PhaseScope, statement: ast.StageStmt, expr: ast.ElasticExpr
 ) -> ElasticStage | None:
-    """`d, c = elastic w with c over AXES by MODE(eta = .., rho = ..)`."""
+    """Check `d, c = elastic w with c over AXES by MODE(eta = .., rho = ..)`, and bind its results.
+
+    Returns:
+        The stage, or None after reporting errors.
+
+    Raises:
+        MistakeError: After reporting parts that do not fit together.
+    """
+    # Check the clauses by themselves before the first return, to report all errors in one run.
     operand = scope.operand(expr.operand)
     centers = _states(ctx, scope, (expr.center,))
     over = stage_axes(ctx, expr.over, "elastic")
@@ -189,6 +228,8 @@ def check_elastic(
             ctx.refuse("CP0426", rules.stability(mode, eta, rho, over, ctx.size), by.span)
     if centers is None:
         return None
+
+    # Check that the parts fit together, and bind the results.
     _check_pull_and_center(ctx, statement, expr)
     if operand is None or over is None:
         return None
@@ -209,6 +250,7 @@ def check_elastic(
 
 
 def _check_pull_and_center(ctx: CheckContext, statement: ast.StageStmt, expr: ast.ElasticExpr) -> None:
+    """Check that an `elastic` stage binds two names, the second of which is its center."""
     targets = statement.targets
     if len(targets) != 2:
         message = f"`elastic` returns the pull and the new center, found {plural(len(targets), 'name')}"
@@ -220,6 +262,7 @@ def _check_pull_and_center(ctx: CheckContext, statement: ast.StageStmt, expr: as
 
 
 def _mode(ctx: CheckContext, expr: ast.ElasticExpr, by: ast.CallExpr | None) -> ElasticMode | None:
+    """The mode of an `elastic` stage, or None after reporting an error. `by` is the call in the clause."""
     if expr.by is None:
         message = "the stage has no mode"
         return ctx.error("CP0402", message, expr.span, f"add `by` with {listed(MODES, 'or')}")
@@ -232,6 +275,7 @@ def _mode(ctx: CheckContext, expr: ast.ElasticExpr, by: ast.CallExpr | None) -> 
 def _coefficients(
     ctx: CheckContext, scope: PhaseScope, by: ast.CallExpr, mode: ElasticMode
 ) -> tuple[Coefficient, Coefficient] | None:
+    """`eta` and `rho`, or None if one of them has an error, which was reported."""
     arguments = ctx.keyed(by, ("eta", "rho"), "CP0405")
     if arguments is None:
         return None
@@ -247,6 +291,7 @@ def _coefficients(
 def _coefficient(
     ctx: CheckContext, scope: PhaseScope, value: ast.Name | ast.Number, key: str
 ) -> Coefficient | None:
+    """The coefficient `key`; None after reporting an error, or if its value has one."""
     if isinstance(value, ast.Number):
         if value.unit is not None:
             return ctx.error("CP0425", f"`{key}` is a positive number, found `{written(value)}`", value.span)
@@ -263,6 +308,7 @@ def _coefficient(
 
 
 def _check_replicas(ctx: CheckContext, expr: ast.ElasticExpr, operand: Value) -> None:
+    """Check that the operand of an `elastic` stage differs between ranks, and can be averaged."""
     check_on_workers(ctx, expr.operand, operand, "elastic")
     if isinstance(operand.type, ArrayType):
         violation = rules.averageable_dtype("elastic", operand.type.dtype, f"`{operand.name}`")
@@ -282,6 +328,10 @@ def _check_center(
     over: Axes,
     mode: ElasticMode | None,
 ) -> None:
+    """Check that the center has the home of its mode, and the operand's type and placement.
+
+    The center is the same over the axes of the stage. `mode` is None if it has an error.
+    """
     name = expr.center
     home = rules.center_home(mode, name.text, center.placement.server) if mode else None
     ctx.require("CP0427", home, name.span, center)
