@@ -67,7 +67,7 @@ class PlacementItem(SyntaxNode, frozen=True):
 
 
 class AxisDecl(SyntaxNode, frozen=True):
-    """`axis NAME = N`, `ensemble NAME = N`, `server NAME = N`; a `size` of None is `?`."""
+    """`axis NAME = N`, `ensemble NAME = N`, `server NAME = N`; `size` is None for `?`."""
 
     kind: Literal["axis", "ensemble", "server"]
     name: Name

@@ -23,7 +23,7 @@ class Tables(msgspec.Struct, frozen=True):
 
     Attributes:
         starts: For each start symbol, the first state.
-        ends: For each start symbol, the state in which the end of the text completes it.
+        ends: For each start symbol, the state after it. The end of the text is valid there.
         rules: For each rule, the symbol that it makes, and the number of symbols that it replaces.
         states: For each state, the actions by symbol. An action of at least 0 is the next state, after the
             symbol is read. A negative action is `~rule`, for the rule to reduce.

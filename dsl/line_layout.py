@@ -42,7 +42,7 @@ def lay_out(
 
 
 class _Writer:
-    """The lines of a statement, to which tokens and comments are appended."""
+    """Appends tokens and comments to the lines of a statement."""
 
     def __init__(self, head: str, column: int, width: int) -> None:
         self.lines = [head]

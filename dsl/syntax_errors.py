@@ -178,7 +178,7 @@ def _reads_on(start: Start, tokens: Sequence[Token], index: int) -> bool:
 
 
 def _meant(token: Token | None, accepted: frozenset[str]) -> str | None:
-    """The keyword, among the accepted ones, that was probably meant; None if none is near enough."""
+    """The accepted keyword that was probably meant; None without one that is near enough."""
     if token is None or token.type != "NAME":
         return None
     words = sorted(kind.lower() for kind in accepted if kind not in _KINDS)
@@ -235,7 +235,7 @@ def is_keyword(text: str) -> bool:
 def is_declaration_like(tokens: Sequence[Token]) -> bool:
     """Whether tokens such as `axes data = 8` look like a declaration with a misspelled keyword.
 
-    That is so if they begin with two words, the first of which is similar to a keyword.
+    That is so if they begin with two words, and the first one is similar to a keyword.
     """
     if len(tokens) < 2 or not tokens[1].is_word:
         return False

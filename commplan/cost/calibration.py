@@ -107,8 +107,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         date: The date of the measurement, ISO 8601.
-        backend: The backend with which links and collectives were measured; without meaning if only the input
-            was.
+        backend: The backend of the measurements of links and collectives; without meaning if only the input
+            was measured.
         hosts: The host of each rank; empty if only the input was measured.
         overhead: CPU seconds per message, at each end.
         gamma: Seconds per reduced byte.

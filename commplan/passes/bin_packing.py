@@ -14,7 +14,7 @@ from commplan.ir.plan import Ref
 from commplan.ir.schedule import CollectiveKind
 from commplan.ir.types import DType
 
-WHOLE = 4  # the size up to which a leaf is not split, as a multiple of the limit
+WHOLE = 4  # the maximum size of a leaf that is not split, as a multiple of the limit
 MOST = 100_000  # maximum number of pieces of the split leaves of one stage
 PIECE = 2  # maximum size of a piece of a larger leaf, as a multiple of the limit
 LeafCollective = CollectiveKind | None  # the collective for a leaf; None if the operand equals the result
@@ -100,10 +100,10 @@ def fill(items: Sequence[LeafSlice], limit: int | None) -> list[LeafBucket]:
         limit: The maximum bytes of a bucket with several leaves; None for no limit.
 
     Returns:
-        The buckets in the order in which their last leaves are ready.
+        The buckets in the order of readiness of their last leaves.
     """
     closed: list[LeafBucket] = []
-    # The buckets to which further leaves may be added.
+    # The buckets that may receive further leaves.
     open_: dict[tuple[DType, int, LeafCollective], LeafBucket] = {}
     for item in items:
         key = (item.dtype, item.ways, item.leaf_collective)

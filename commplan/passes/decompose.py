@@ -90,7 +90,7 @@ def _choose_hierarchies(chooser: Chooser, phase: Phase, choices: list[Choice]) -
 
 
 def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
-    """The best hierarchy if it is clearly faster than the best flat algorithm, else the algorithm of `op`.
+    """The best hierarchy if it is worthwhile compared to the best flat algorithm, else the algorithm of `op`.
 
     Appends the decision for a hierarchy to `choices`.
     """

@@ -148,7 +148,7 @@ def _reduces(op: Op, uses: DefUse[Op]) -> bool:
 
 
 def _level(index: int, uses: DefUse[Op]) -> tuple[int, int]:
-    """The first collective of the hierarchy to which the collective `index` belongs, and its depth.
+    """The first collective of the hierarchy that contains the collective `index`, and its depth.
 
     The first is an index of an op. The depth is the number of changes of axes between the two, so 0 for the
     first collective.

@@ -103,7 +103,7 @@ def chain_collectives(
 
 
 def _source_buffers(ref: Ref, uses: DefUse[Op], values: Mapping[Ref, Value]) -> Iterator[Ref]:
-    """Yield `ref`, then the buffer from which it is computed, and so on.
+    """Yield `ref`, then the buffer that it is computed from, and so on.
 
     Stops at a buffer that is computed from several values, or by a function of the user. Stops at values of
     several leaves, too, because one leaf may depend on only some of the collectives that compute the value.

@@ -21,7 +21,7 @@ from commplan.ir.shard_shapes import row_size
 from commplan.passes.bin_packing import MOST, LeafBucket, LeafCollective, LeafSlice, fill, pieces
 from commplan.passes.rewrite import Editor, laid_out, read_by_parts, unpack
 
-# By the name of an input: the paths of all its leaves in the order in which a backward pass computes them.
+# By the name of an input: the paths of all its leaves in the order of the backward pass.
 Order = Mapping[str, Sequence[str]]
 # Emits the replacement of a collective on a flat buffer. The flag is whether the result may be padded at its
 # end, because all readers select parts of it. The list receives the decisions.
@@ -113,7 +113,7 @@ def _leaf_collective(op: Collective, operand: Value, leaf: int, ranks: int) -> t
 
 
 def readiness(operand: Value, op: Collective, order: Order) -> list[int]:
-    """The order, as leaf indices, in which `op` sends the leaves of `operand`.
+    """The order of the leaves of `operand` in messages of `op`, as leaf indices.
 
     Reductions follow the backward pass: `order`, or the last leaf first if it does not contain the operand.
     Other collectives follow the forward pass, first leaf first.

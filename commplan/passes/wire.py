@@ -165,8 +165,8 @@ def _shard_sum(
         editor: Receives the ops.
         op: The collective that is lowered.
         bare: `op` without wire options and divisor, on a buffer of whole shards.
-        wire: The dtype in which values are sent.
-        accumulate: The dtype in which they are added.
+        wire: The dtype of the values that are sent.
+        accumulate: The dtype of the sum.
         name: The name of the shard, made unique; None if it is the result of `op`.
 
     Returns:

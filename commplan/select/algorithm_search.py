@@ -25,7 +25,7 @@ from commplan.select.options import FEW, MOST_RANKS, NATIVE, CrossedLevel
 from commplan.select.size_thresholds import rule
 from commplan.topology import Topology
 
-SHOWN = 6  # maximum number of alternatives per decision, besides the backend's own collective
+SHOWN = 6  # maximum number of alternatives per decision, not counting the backend's own collective
 WRITTEN = "set in the plan"  # the reason of decisions that follow a `via`
 TIE_MARGIN = 0.005  # fraction of the fastest time; a simpler candidate that is slower by no more is selected
 

@@ -31,8 +31,8 @@ def check_all(tree: ast.File) -> tuple[Plan | None, tuple[Value, ...], tuple[Dia
     would bind are assumed to be bound.
 
     Returns:
-        The plan graph, the values that could be checked, and the diagnostics in the order in which they were
-        detected. The plan graph is None if there are diagnostics, or the tree has no name.
+        The plan graph, the values that could be checked, and the diagnostics in the order of detection. The
+        plan graph is None if there are diagnostics, or the tree has no name.
     """
     ctx = CheckContext(tree.file, tree.text)
     phases: tuple[Phase, ...] = ()

@@ -262,9 +262,9 @@ class CheckContext:
         return args
 
     def rename(self, name: ast.Name | ast.Number, candidates: Iterable[str]) -> Fix | None:
-        """A fix that replaces a misspelled name by the nearest candidate; None if none is near enough.
+        """A fix that replaces a misspelled name by the nearest candidate.
 
-        Numbers have no fix.
+        None without a candidate that is near enough, and for numbers.
         """
         near = self.near(name.text, candidates) if isinstance(name, ast.Name) else None
         return Fix(f"write `{near}`", name.span, near) if near else None

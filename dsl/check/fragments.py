@@ -24,7 +24,7 @@ from commplan.ir.types import RecordsType, TreeType
 _VERBS: dict[type[ast.Expr], str] = {
     ast.LoadExpr: "load", ast.MapExpr: "map", ast.ExchangeExpr: "exchange", ast.ElasticExpr: "elastic",
 }  # fmt: skip
-# The verbs of stages that can act on fragments, besides `map`.
+# The verbs of stages that can act on fragments, without `map`.
 _DIVISIBLE = ("broadcast", "reduce", "scatter", "gather", "slice", "shift")
 
 
@@ -157,7 +157,7 @@ class Fragments:
     Args:
         ctx: The state of the check.
         division: The division of the phase.
-        stages: The stages of the phase, to which `pick` and `merge` append new ones.
+        stages: The stages of the phase. `pick` and `merge` append new ones.
     """
 
     def __init__(self, ctx: CheckContext, division: Division, stages: list[Stage]) -> None:

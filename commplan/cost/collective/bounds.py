@@ -75,15 +75,15 @@ def _of_level(kind: str, layout: Layout, network: Network, level: int, root: int
     """A lower bound on the bytes on the busiest link of a level, as a multiple of the buffer's bytes."""
     units = network.units(layout.groups, level)
     groups, ranks = units.shape
-    # One entry for each pair of a group and a member in which it has ranks. A table of all pairs would be
-    # large, because most groups have no ranks in most members.
+    # One entry for each pair of a group and a member that contains ranks of it. A table of all pairs would
+    # be large, because most groups have no ranks in most members.
     inside = np.sort(units, axis=1)
     begins = np.ones(units.shape, np.bool_)
     begins[:, 1:] = inside[:, 1:] != inside[:, :-1]
     starts = np.flatnonzero(begins)
     rank_count = np.diff(starts, append=units.size)  # the number of ranks of a group in a member
     group, member = starts // ranks, inside.ravel()[starts]
-    spans = np.bincount(group, minlength=groups)  # the number of members in which a group has ranks
+    spans = np.bincount(group, minlength=groups)  # the number of members that contain ranks of a group
     if int(spans.max()) < 2:
         return 0.0
     wide: Bools = spans[group] > 1  # entries of groups that cross the level

@@ -41,11 +41,11 @@ ROUND_BY_ROUND = 512  # ranks; larger groups are predicted with the formulas of 
 # A factor for chunk programs under JAX on machines without measurements: an assumption for the time between
 # their rounds, which are separate operations of XLA. A program must be faster by this factor to be selected.
 UNMEASURED = 1.25
-# The algorithms from which a library selects, where NCCL is not modeled.
+# The algorithms that a library is assumed to have, if NCCL is not modeled.
 NATIVE = (
     "ring", "halving_doubling", "recursive_doubling", "bruck", "pairwise", "binomial_tree", "scatter_gather",
 )  # fmt: skip
-# The algorithms in which a rank sends only to its neighbors, for `_by_formula`.
+# The algorithms whose ranks send only to their neighbors, for `_by_formula`.
 NEIGHBOURS = ("ring", "chain", "torus")
 # The default form of each backend.
 USUAL_FORM: dict[Backend, Form] = {"jax": "rounds", "mpi": "call"}
@@ -172,7 +172,7 @@ def collective_time(
 def _model_error(query: CollectiveQuery, shape: str, calibration: Calibration, backend: Backend) -> float:
     """The smallest ratio of measured to modeled time among measured algorithms of the same collective.
 
-    At least 1, and 1 if none was measured.
+    At least 1, and 1 without measurements.
     """
     curves = tuple(
         curve

@@ -1,7 +1,7 @@
 """A hierarchical collective on a layout: the ranks by level, and the collective of each stage.
 
-`split` finds the levels of an algorithm on a layout, and `stages` the collectives of the levels in the order
-in which they run. `cost` predicts each of them.
+`split` finds the levels of an algorithm on a layout, and `stages` lists the collectives of the levels in
+order. `cost` predicts each of them.
 """
 
 from __future__ import annotations

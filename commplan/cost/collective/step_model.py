@@ -105,7 +105,7 @@ def _one_rank_time(pattern: Pattern, network: Network, piece: float, slices: int
     return max(ready)
 
 
-# A round in which one rank represents all, in seconds: pairs of a level and the time of its busiest link; the
+# The seconds of a round if one rank represents all: pairs of a level and the time of its busiest link; the
 # longest time of a message without others; the mean time from its last byte to usable data.
 _Scalars = tuple[list[tuple[int, float]], float, float]
 

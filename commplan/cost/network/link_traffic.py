@@ -90,7 +90,7 @@ class RoundTraffic:
 
     @cached_property
     def columns(self) -> tuple[Ints, ...]:
-        """The columns of `Lanes.link` in which some message has a link; [t] each."""
+        """The columns of `Lanes.link` that contain a link of some message; [t] each."""
         has_link = (self.lanes.link < len(self.lanes.used)).any(axis=0)
         return tuple(self.lanes.link[:, index].copy() for index in np.flatnonzero(has_link))
 

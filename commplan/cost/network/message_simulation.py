@@ -48,7 +48,7 @@ def seconds(pattern: Pattern, network: Network, chunk: float, slices: int) -> fl
 
 
 def _messages(pattern: Pattern, network: Network, piece: float, slices: int) -> list[_Message]:
-    """All messages in the order in which they are issued, with their dependencies.
+    """All messages in the order of issue, with their dependencies.
 
     Slice j of the program issues round t at step t + j. A message waits for all earlier messages of its slice
     that write a slot that it reads.

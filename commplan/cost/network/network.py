@@ -1,7 +1,7 @@
 """The network model: links of a topology, costs of messages and calls, and places of ranks.
 
 A topology is a tree of levels. Each member of a level has one full-duplex link to the switch of its level: a
-GPU to that of its node, a node to that of its pod. Members of level 0 are the places, on which ranks run.
+GPU to that of its node, a node to that of its pod. Members of level 0 are the places of ranks.
 
 A transfer between two places crosses the outermost level on which they differ, and has its latency. It uses
 the up links of the source's members up to that level, and the down links of the destination's.
@@ -47,7 +47,7 @@ class Network:
         overhead: CPU seconds per message, at each end.
         gamma: Seconds per reduced byte.
         call: Seconds of one call into the backend.
-        round: Seconds of each round in the form `rounds`, in which every round is an operation.
+        round: Seconds of each round in the form `rounds`, since every round is an operation there.
         measured: Whether the costs are from a calibration.
     """
 

@@ -60,7 +60,7 @@ def run_tasks(tasks: Sequence[LaneTask]) -> tuple[TaskTiming, ...]:
     """Simulate all tasks.
 
     Args:
-        tasks: The tasks. Each must come after the tasks that it depends on, which are given by index.
+        tasks: The tasks. Each must come after the tasks that it depends on, which it names by index.
 
     Returns:
         The timing of each task, in the order of `tasks`.

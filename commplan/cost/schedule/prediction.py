@@ -89,8 +89,8 @@ class PhaseTime(msgspec.Struct, frozen=True):
         exposed: From the end of that computation to the end of the phase, at least 0; `alone` without a step.
         bound: A lower bound of `alone`, from the phase's own computation and from its collectives with
             perfect overlap.
-        network: The time in which at least one op communicates.
-        compute: The time in which at least one other op runs.
+        network: The time while at least one op communicates.
+        compute: The time while at least one other op runs.
         nbytes: For each level, innermost first, its name and the bytes on its busiest link in one direction,
             added over all ops that communicate.
         critical: The critical path, in the order of time.
@@ -174,8 +174,8 @@ def predict(
         compute: Seconds of one call of a function, or of one read of a source, by name.
         measured: Measured costs of reads and host functions, for those that are not in `compute`. Functions
             and sources in neither take no time and are listed in `Prediction.unknown`.
-        order: By input, leaf paths in the order in which the backward pass computes them. Used for the
-            assumed step; None for the reverse order of the leaves.
+        order: By input, leaf paths in the order of the backward pass, for the assumed step. None for the
+            reverse order of the leaves.
         assumed_on: The machine of the assumed step; None for that of `predictor`. Used to compare several
             machines with the same step.
 
@@ -203,8 +203,7 @@ class _Charge:
     """Computes the cost of each op of a schedule without other ops.
 
     Collects the labels of ops without a known cost in `unknown`, as keys in order, and the ops that
-    communicate with servers in `talks`. `enter` selects the phase to which `site_of`, `period` and `input`
-    belong.
+    communicate with servers in `talks`. `enter` sets `site_of`, `period` and `input` for one phase.
     """
 
     def __init__(
@@ -312,7 +311,7 @@ def _phase(phase: Phase, ready: Readiness, charge: _Charge) -> PhaseTime:
         for op, (seconds, prediction), when in zip(phase.ops, costs, timings, strict=True)
     )
     alone = simulated.end
-    if ready.seconds:  # simulate again without the step, in which all inputs are available at time 0
+    if ready.seconds:  # simulate again without the step: all inputs are then available at time 0
         unreleased = run_tasks([replace(task, release=0.0) for task in simulated.tasks])
         alone = max((when.end for when in unreleased), default=0.0)
     spans = [(when.start, when.end) for when in timings]

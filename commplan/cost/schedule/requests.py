@@ -8,7 +8,7 @@ time of the busiest link with the traffic of both directions. Then
 
     seconds = 2 latency + call + (a + b + c) / u + (1 - 1/u) max(a, b, c, j, m)
 
-where m is the time in which one worker handles all of its messages. Without an answer there is one latency.
+where m is the time that one worker needs for all of its messages. Without an answer there is one latency.
 With `staleness`, an answer does not depend on its request, and the last two terms are max(a, b, c, j, m).
 
 A server handles one message after another, which takes a call, and gamma per byte that is added. The bound is
@@ -276,7 +276,7 @@ def _busiest(*loads: LinkLoads) -> float:
 
 
 def _latency(network: Network, workers: Ints, servers: Ints) -> float:
-    """The largest latency of the levels on which some workers or servers differ; 0 at a single place."""
+    """The latency of the outermost level between workers and servers; 0 if all are at one place."""
     occupied = np.concatenate([workers, servers])
     crossed = [
         level.latency

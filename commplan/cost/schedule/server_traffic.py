@@ -201,7 +201,7 @@ def alternatives_to_servers(predictor: Predictor, site: Site, sites: Sites) -> t
 
 
 def waiting(exchange: ElasticTiming, compute: float) -> tuple[float, float]:
-    """The smallest and the largest share of time in which a worker communicates.
+    """The smallest and the largest share of time that a worker communicates.
 
     The share is largest if all workers always arrive at once, so that each waits for all. In `round_robin`
     and `sync` this is always so. In other modes it is smallest if the workers are spread over time. Then the
@@ -229,7 +229,7 @@ def least_compute(exchange: ElasticTiming, share: float) -> float:
 
 
 def hidden(exchange: ElasticTiming, compute: float, step: float) -> float:
-    """The share of time in which a worker waits if an exchange overlaps with one step.
+    """The share of time that a worker waits if an exchange overlaps with one step.
 
     Args:
         exchange: The exchange.

@@ -1,7 +1,7 @@
 """The computation next to which a phase runs, and when its gradients are available.
 
-The computation is called a step. If none is specified, one is assumed (`ASSUMED`). It depends only on the
-plan, its shapes and the machine. Passes thus compare all schedules of a plan with the same step.
+The computation is called a step. Unless a step is specified, one is assumed (`ASSUMED`). It depends only on
+the plan, its shapes and the machine. Passes thus compare all schedules of a plan with the same step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from commplan.ir import plan as graph
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Backend, Op, Pack, Phase, Schedule, Value, operands
 
-# By the name of an input: the paths of its leaves in the order in which a backward pass computes them.
+# By the name of an input: the paths of its leaves in the order of the backward pass.
 Order = Mapping[str, Sequence[str]]
 # The description of the assumed step in predictions.
 ASSUMED = (
@@ -46,7 +46,7 @@ class StepComputation(msgspec.Struct, frozen=True):
 
     @property
     def order(self) -> dict[str, tuple[str, ...]]:
-        """The leaves in `ready` of each input, in the order in which they become available."""
+        """The leaves in `ready` of each input, the first available one first."""
         paths: dict[str, list[str]] = {}
         for name, path, _ in sorted(self.ready, key=lambda leaf: leaf[2]):
             paths.setdefault(name, []).append(path)
@@ -156,7 +156,7 @@ def is_overlappable(stage: graph.Reduce | graph.Scatter, backend: Backend) -> bo
 
 
 def _in_backward_order(value: Value, order: Order) -> Sequence[int]:
-    """The indices of the leaves of a gradient in the order in which a backward pass computes them.
+    """The indices of the leaves of a gradient in the order of the backward pass.
 
     Leaves that `order` does not list come last.
     """

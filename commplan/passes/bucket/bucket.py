@@ -44,8 +44,8 @@ class BucketPass(Pass, frozen=True):
         pinned: Whether to pack only stages with `{ bucket = .. }`. For leaves that are sharded over mesh axes
             that the plan does not name, since packing would gather them first.
         in_process: Whether to pack only stages with `{ bucket = .. }`, `{ overlap = update }` or `via`. For
-            ranks that are threads of one process, in which packing saves no message, and each part of a
-            buffer must be compiled. Without effect if `pinned` is set.
+            ranks that are threads of one process: packing saves no message there, and each part of a buffer
+            must be compiled. Without effect if `pinned` is set.
     """
 
     name: ClassVar[str] = "bucket"
@@ -137,7 +137,7 @@ def _groups(editor: Editor, phase: Phase, context: PassContext, *, coalesce: boo
 
 
 def _key(editor: Editor, op: Collective) -> tuple[object, ...]:
-    """The properties in which collectives that share buffers agree."""
+    """The properties that are equal for collectives that share buffers."""
     places = (editor.values[op.operand].placement, editor.values[op.result].placement)
     # Arrays and trees are split differently, so they do not share a scatter or gather.
     cut_as = editor.values[op.operand].kind if op.kind in BLOCKED else ""

@@ -70,7 +70,7 @@ def spread_out(
     Args:
         sizes: The sizes of the axes.
         over: The axes from outermost to innermost, so that owners are spread over racks first.
-        axes: The same axes, in the order in which the returned ranks are counted, row-major.
+        axes: The same axes, row-major for the numbers of the returned ranks.
         owners: The number of owners.
 
     Returns:

@@ -230,5 +230,5 @@ def _piece(leaf: Leaf, owner: int | None, sizes: dict[int, int]) -> Leaf:
 
 
 def _runs_in_buffer(buffer: Ref, leaf_runs: list[tuple[int, Part]]) -> list[Part]:
-    """The parts of `buffer`, in which the runs are consecutive."""
+    """The runs as consecutive parts of `buffer`."""
     return laid_out(Part(buffer, leaf, run.start, run.size, 0) for leaf, run in leaf_runs)

@@ -85,7 +85,7 @@ class Reproducer(msgspec.Struct, frozen=True, tag="commplan-reproducer", tag_fie
 
 
 class Pipeline(msgspec.Struct, frozen=True):
-    """Passes in the order in which they run. `str` returns the text form."""
+    """Passes in order. `str` returns the text form."""
 
     passes: tuple[Pass, ...] = ()
 

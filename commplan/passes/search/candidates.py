@@ -47,7 +47,7 @@ def bucket_sizes(unit: Unit) -> Sequence[int | None]:
 
 
 def sizes_by_split(unit: Unit, sizes: Sequence[int | None]) -> list[list[int | None]]:
-    """`sizes` in two lists: those with which no leaf is split, and the smaller ones. None is in the first."""
+    """`sizes` in two lists: those that split no leaf, with None, and the smaller ones."""
     least = _least_whole(unit) if unit.leaves else 0
     return [
         [size for size in sizes if size is None or size >= least],
@@ -56,7 +56,7 @@ def sizes_by_split(unit: Unit, sizes: Sequence[int | None]) -> list[list[int | N
 
 
 def _least_whole(unit: Unit) -> int:
-    """The least bucket size with which no leaf is split. There is at least one leaf."""
+    """The least bucket size that splits no leaf. There is at least one leaf."""
     return -(-max(unit.leaves) // WHOLE)
 
 
@@ -78,7 +78,7 @@ def around(unit: Unit, choice: StageChoice) -> list[int]:
 
 
 def filled(leaves: Sequence[int], size: int) -> list[list[int]]:
-    """Divide leaves, given by their bytes, among buckets of at most `size` bytes, in their order.
+    """Divide leaves, in bytes, among buckets of at most `size` bytes, in their order.
 
     A larger leaf has a separate bucket.
     """
@@ -110,7 +110,7 @@ def distinct(unit: Unit, sizes: Iterable[int]) -> list[int]:
 
 
 def even_size(leaves: Sequence[int], count: int) -> int:
-    """The least size with which `leaves`, given by their bytes, need at most `count` buckets.
+    """The least bucket size that divides `leaves`, in bytes, among at most `count` buckets.
 
     It is at least the size of the largest leaf; 0 without leaves.
     """

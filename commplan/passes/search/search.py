@@ -10,8 +10,8 @@ by one, the one with the most bytes first. The search of a unit (`unit_search`) 
 - with the best size, all programs.
 
 This repeats until no single alternative is better, at most three times, or until the budget is spent. Then
-the search restarts from the best table in which all units have the same algorithm, or two units have others
-than before. If stages share buckets, a second search gives them separate ones.
+the search restarts from the best table that gives all units the same algorithm, or two units others than
+before. If stages share buckets, a second search gives them separate ones.
 
 Among equally fast tables the one with the fewest collectives is taken. The budget is a number of schedules,
 not of seconds, so every process of a job makes the same schedule.
@@ -36,7 +36,7 @@ from commplan.select.algorithm_search import Chooser
 
 NEAR = 0.003  # fraction of the exposed time; the simplest choice within this margin of the best is selected
 PROMISING = 1.25  # tables slower than this multiple of the best are not a start of a search
-PAIRED = 3  # number of units, the largest, of which pairs are changed together
+PAIRED = 3  # number of units, the largest, that are changed in pairs
 KINDS = 6  # maximum number of algorithms, and of sizes, to try for each unit of a pair
 ROUNDS = 3  # maximum number of times that all units are searched one by one
 
@@ -68,7 +68,7 @@ def choose(schedule: Schedule, passes: Sequence[Pass], context: PassContext) -> 
 def _best_search(schedule: Schedule, phase: Phase, passes: Sequence[Pass], context: PassContext) -> _Search:
     """The better of two searches: one with buckets that stages share, if they may, and one without.
 
-    The costs of `context` are known.
+    `context` has costs.
     """
     assert context.costs is not None
     trials = Trials(schedule, phase, passes, context, context.costs)
@@ -139,7 +139,7 @@ class _Search:
             self.table = dict(table)
 
     def run(self) -> None:
-        """Descend from the start, and again from a table in which several units change their algorithm."""
+        """Descend from the start, and again from a table that changes the algorithms of several units."""
         self._descend()
         joint = self._joint()
         if joint is not None:
@@ -161,11 +161,11 @@ class _Search:
                 return
 
     def _joint(self) -> dict[StageKey, StageChoice] | None:
-        """The best new table in which several units change their choices, to others that were tried.
+        """The best new table that changes the choices of several units, to others that were tried.
 
-        None if there is no such table, or none is promising (`PROMISING`). A change may slow down a single
-        unit but pay off for several: levels of one unit are pipelined with levels of another, but wait for
-        collectives over all axes.
+        None without a promising table (`PROMISING`). A change may slow down a single unit but pay off for
+        several: levels of one unit are pipelined with levels of another, but wait for collectives over all
+        axes.
         """
         best, limit = None, self.seconds * PROMISING
         for moved in (*self._fastest_by_algorithm(), *self._pairs()):

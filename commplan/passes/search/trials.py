@@ -37,7 +37,7 @@ class Trials:
         phase: The phase before the passes.
         phases: All phases of the schedule, since predictions of servers depend on all.
         units: The open choices.
-        separate: A start table in which stages do not share buckets; empty if they share none.
+        separate: A start table with separate buckets for stages; empty if stages share none.
         leaves: The number of leaves of all values of the packed phase.
         predictions: Predictions of the tables that were tried, by the choices for each unit.
         packed: The phase before algorithms are chosen, by the bucket size of each unit.

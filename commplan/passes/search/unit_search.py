@@ -34,7 +34,7 @@ CLOSE = 1.25
 # Choices that are slower than this are not tried again after choices of other units have changed.
 REVISITED = 1.5
 
-ORDERS = 2  # number of orders of levels, the fastest, in which single levels are changed
+ORDERS = 2  # number of orders of levels, the fastest, whose levels are changed one by one
 
 
 class UnitSearch:
@@ -80,7 +80,7 @@ class UnitSearch:
         for leader in self._leaders(CLOSE):
             for chunk in message_sizes(self.unit, leader.choice, self.chooser):
                 self._try(replace(leader.choice, chunk=chunk))
-        # Vary one option of the best choice at a time, until none is better.
+        # Vary one option of the best choice at a time, until no alternative is better.
         last = None
         while self._best() != last and not self.trials.is_spent:
             last = self._best()

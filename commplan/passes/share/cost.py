@@ -49,7 +49,7 @@ class SharingChoice:
         prediction: The prediction of the chosen design.
         cuts: For each end of the shared work, the value that is shared.
         why: The reason, in words.
-        proposal: A description of a cache that would shorten the step; "" if none would.
+        proposal: A description of a cache that would shorten the step; "" if no cache would.
         source: The source of the measurements, in words.
         table: The costs of the best cut and number of readers of each design.
     """

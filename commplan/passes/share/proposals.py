@@ -79,7 +79,7 @@ def cache_candidates(
         works = {op.results[0]: RecordWork(copy * nbytes, steps=1)}
         # The last of `before` is `op` itself. An earlier op has no work if all of its readers have none.
         for earlier in reversed(before[:-1]):
-            # The record counts of a load are known without reading the records.
+            # The record counts of a load follow from the plan, without reading the records.
             values = (earlier.result,) if isinstance(earlier, Read) else results_of(earlier)
             readers = [results_of(reader)[0] for ref in values for reader in uses.readers(ref)]
             if all(reader in works for reader in readers) and not any(ref in bound for ref in values):

@@ -1,6 +1,6 @@
 """share: computes values that are equal for all members of an ensemble once, and then distributes them.
 
-`frontier` finds these values, and `cost` compares the designs by which they can be distributed.
+`frontier` finds these values, and `cost` compares designs of their distribution.
 """
 
 from __future__ import annotations

@@ -146,9 +146,9 @@ def check_operand(ctx: CheckContext, by: WrittenReduction, operand: Value) -> No
 def check_scalar(
     ctx: CheckContext, scalar: Value, operand: Value, span: Span, role: str, code: str = "CP0407"
 ) -> None:
-    """Check that a scalar argument of a stage is on the workers, reduced, and the same where it must be.
+    """Check that a scalar argument of a stage is on the workers, reduced, and does not vary too much.
 
-    It may vary only over axes over which the operand varies, and not over those over which a tree is split.
+    It may vary only over axes over which the operand varies, and not over axes that split a tree.
 
     Args:
         ctx: The state of the check.

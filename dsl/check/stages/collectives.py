@@ -31,7 +31,7 @@ def check_collective(
     """Check `y = VERB x over AXES ..`, and bind its result.
 
     Returns:
-        The stage, or None after reporting errors. If only a clause is wrong, the result is bound all the same.
+        The stage, or None after reporting errors. If only a clause is wrong, the result is still bound.
 
     Raises:
         MistakeError: After reporting an operand of the wrong type or placement.

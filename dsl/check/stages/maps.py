@@ -79,7 +79,7 @@ def check_map(
 def _made_of(
     ctx: CheckContext, scope: PhaseScope, fn: Fn, refs: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """The random functions and the sources on which the results of `fn` with operands `refs` depend.
+    """The random functions and the sources that affect the results of `fn` with operands `refs`.
 
     Functions include `fn`, and the last one is first. Sources are in the order of the phase.
     """

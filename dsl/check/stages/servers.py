@@ -40,7 +40,7 @@ def check_exchange(
     Raises:
         MistakeError: After reporting parts that do not fit together.
     """
-    # Check the clauses by themselves before the first return, to report all errors in one run.
+    # Check each clause before the first return, to report all errors in one run.
     gradient = scope.operand(expr.gradient)
     states = _states(ctx, scope, expr.states)
     fn = find_fn(ctx, expr.fn)
@@ -209,7 +209,7 @@ def check_elastic(
     Raises:
         MistakeError: After reporting parts that do not fit together.
     """
-    # Check the clauses by themselves before the first return, to report all errors in one run.
+    # Check each clause before the first return, to report all errors in one run.
     operand = scope.operand(expr.operand)
     centers = _states(ctx, scope, (expr.center,))
     over = stage_axes(ctx, expr.over, "elastic")
@@ -250,7 +250,7 @@ def check_elastic(
 
 
 def _check_pull_and_center(ctx: CheckContext, statement: ast.StageStmt, expr: ast.ElasticExpr) -> None:
-    """Check that an `elastic` stage binds two names, the second of which is its center."""
+    """Check that an `elastic` stage binds two names, and that the second one is its center."""
     targets = statement.targets
     if len(targets) != 2:
         message = f"`elastic` returns the pull and the new center, found {plural(len(targets), 'name')}"
