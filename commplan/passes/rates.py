@@ -47,8 +47,9 @@ def _shared_results(schedule: Schedule, phase: Phase, load: Read) -> list[Ref]:
         return []
     common = {load.result}
     for op in phase.ops:
-        is_host_map = isinstance(op, Map) and schedule.fn(op.fn).where == "host"
-        is_common = is_host_map and not op.random and not op.per
+        is_common = (
+            isinstance(op, Map) and schedule.fn(op.fn).where == "host" and not op.random and not op.per
+        )
         if is_common and common.issuperset(operands(op)):
             common.update(results(op))
     bound = {binding.value for binding in (*phase.outputs, *phase.takes)}
