@@ -67,7 +67,13 @@ class PlacementItem(SyntaxNode, frozen=True):
 
 
 class AxisDecl(SyntaxNode, frozen=True):
-    """`axis NAME = N`, `ensemble NAME = N`, `server NAME = N`; `size` is None for `?`."""
+    """`axis NAME = N`, `ensemble NAME = N`, `server NAME = N`.
+
+    Attributes:
+        kind: The first word.
+        name: The name.
+        size: The size; None for `?`, a size that is set at compile time.
+    """
 
     kind: Literal["axis", "ensemble", "server"]
     name: Name
@@ -110,7 +116,7 @@ class InputDecl(SyntaxNode, frozen=True):
 
 
 class StateDecl(SyntaxNode, frozen=True):
-    """`state NAME : TYPE PLACEMENT on SERVER`. `server` is None without `on`."""
+    """`state NAME : TYPE PLACEMENT on SERVER`. `placement` is empty without a clause, and `server` None."""
 
     name: Name
     type: TypeExpr
@@ -142,7 +148,13 @@ class CallArg(SyntaxNode, frozen=True):
 
 
 class Location(SyntaxNode, frozen=True):
-    """`disk("PATH", 200 GiB)`: a file and its size. `path` is the text between the quotes."""
+    """`disk("PATH", 200 GiB)`: a file and its size.
+
+    Attributes:
+        name: The word before the parenthesis.
+        path: The text between the quotes.
+        size: The size; a `Name` is reported by the checker.
+    """
 
     name: Name
     path: str
@@ -172,7 +184,15 @@ class BatchClause(SyntaxNode, frozen=True):
 class LoadExpr(SyntaxNode, frozen=True):
     """`load SOURCE batch 64 split A per B visit V seed N tail T { .. }`.
 
-    Absent clauses are None, or empty for `split` and `per`.
+    Attributes:
+        source: The name of the source.
+        batch: The batch sizes.
+        split: The axes over which records are split; empty without the clause.
+        per: The ensembles whose members load different records; empty without the clause.
+        visit: The word after `visit`; None without the clause, which the checker reports.
+        seed: The number after `seed`; None without the clause, which the checker reports.
+        tail: The word after `tail`; None without the clause.
+        options: The options in braces; None without braces.
     """
 
     source: Name
@@ -227,7 +247,13 @@ class StageExpr(Communication, frozen=True):
 
 
 class ExchangeExpr(Communication, frozen=True):
-    """`exchange GRADIENT into STATES with FN over AXES by .. via .. { .. }`."""
+    """`exchange GRADIENT into STATES with FN over AXES by .. via .. { .. }`.
+
+    Attributes:
+        gradient: The operand that is added over the axes.
+        states: The states that are updated; the checker limits their number.
+        fn: The update function.
+    """
 
     gradient: Name
     states: tuple[Name, ...]

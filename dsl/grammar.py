@@ -27,7 +27,7 @@ PHASE_KINDS: dict[str, PhaseKind] = {"AT": "start", "EACH": "step", "EVERY": "ev
 
 
 class PhaseHeader(NamedTuple):
-    """The words before the `{` of a phase, with the fields of `ast.PhaseDecl`."""
+    """The words before the `{` of a phase. Each field becomes the field of `ast.PhaseDecl` with its name."""
 
     kind: PhaseKind
     period: ast.Number | None = None

@@ -162,9 +162,10 @@ def number_value(digits: str) -> int | float:
 
 
 def _other_unit(digits: str, unit: str) -> str | None:
-    """A number with an unknown unit, rewritten with the same value; None if the unit is ambiguous.
+    """A number with an unknown unit, rewritten with the same value.
 
-    Decimal units of bytes become a number of bytes, and units in another case one of `UNITS`.
+    Decimal units of bytes become a whole number of bytes, and units in another case one of `UNITS`. None for
+    other units, for units that are ambiguous, and for malformed numbers.
     """
     if not _WELL_FORMED.fullmatch(digits) or len(digits) > _LONGEST_NUMBER:
         return None

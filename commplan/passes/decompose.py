@@ -54,6 +54,7 @@ def _apply_choices(phase: Phase, context: PassContext) -> Phase:
         return phase
 
     def chosen_options(op: Op) -> Op:
+        """`op` with the choice for its stage, unless the plan specifies the options."""
         if not isinstance(op, Collective):
             return op
         chosen = context.chosen(phase, op)

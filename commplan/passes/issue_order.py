@@ -96,6 +96,7 @@ def delay_readers(ops: Sequence[Op], values: Mapping[Ref, Value]) -> list[Op]:
     issued: list[Op] = []
 
     def release(index: int, after: int) -> None:
+        """Count one of the ops before op `index` as issued; `after` completions make its result available."""
         start[index] = max(start[index], after)
         missing[index] -= 1
         if not missing[index]:

@@ -130,6 +130,7 @@ def _hops(layout: Layout, network: Network) -> tuple[tuple[Ints, Ints], ...]:
     following = np.roll(ring, -1, axis=1)
 
     def counted(level: int) -> tuple[Ints, Ints]:
+        """The hops that leave and that enter each member of `level`."""
         source, sink = network.units(ring, level), network.units(following, level)
         crossing, members = source != sink, network.places // network.strides[level]
         up, down = (np.bincount(units[crossing], minlength=members) for units in (source, sink))

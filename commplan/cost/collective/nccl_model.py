@@ -101,7 +101,7 @@ class NcclGroup(NamedTuple):
         gpu: The kind of GPU.
         ranks: The number of ranks.
         nodes: The number of nodes.
-        inside: GB/s of a rank over NVLink; infinite if no node has two ranks.
+        inside: GB/s of a rank over NVLink; infinite if a node has a single place.
         between: GB/s of all ranks of a node together over the network; infinite on one node.
         delay: Microseconds that a message between nodes takes longer than over InfiniBand; at least 0.
     """

@@ -23,6 +23,8 @@ REMAINDER = 1e-6  # bytes; a message with less than this left is complete
 
 @dataclass
 class _Message:
+    """A message from rank `src` to rank `dst` of the first group."""
+
     src: int
     dst: int
     nbytes: float

@@ -276,7 +276,7 @@ def _busiest(*loads: LinkLoads) -> float:
 
 
 def _latency(network: Network, workers: Ints, servers: Ints) -> float:
-    """The latency of the outermost level between workers and servers; 0 if all are at one place."""
+    """The largest latency of the levels between any workers and servers; 0 if all are at one place."""
     occupied = np.concatenate([workers, servers])
     crossed = [
         level.latency

@@ -53,6 +53,7 @@ class _ShardBuilder(PhaseBuilder):
         self.editor, self.owners = editor, owners
 
     def emit(self, op: Op) -> Ref:
+        """Append `op`, or its reductions to the owners; returns the first result."""
         if not isinstance(op, Collective) or op.kind != "reduce_scatter" or not self.owners.ranks:
             return super().emit(op)
         if self.owners.via is not None:

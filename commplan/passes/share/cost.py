@@ -51,7 +51,7 @@ class SharingChoice:
         why: The reason, in words.
         proposal: A description of a cache that would shorten the step; "" if no cache would.
         source: The source of the measurements, in words.
-        table: The costs of the best cut and number of readers of each design.
+        table: The costs of each design at its best cut, and of the chosen design also at other cuts.
     """
 
     prediction: Predicted
