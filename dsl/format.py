@@ -250,9 +250,9 @@ def _heads(run: Sequence[_FormatEntry]) -> list[tuple[str, tuple[Token, ...]]]:
 def _fn_heads(run: Sequence[_FormatEntry]) -> list[tuple[str, tuple[Token, ...]]]:
     """The start of each entry of a group of functions: `fn NAME(TYPES) -> ` or `fn NAME = `.
 
-    The parentheses are aligned only if a space in the source precedes one of them, and the arrows and `=` only
-    if several spaces precede one of them. An entry with comments inside, or too long for a line, is not
-    aligned.
+    The parentheses are aligned only if a space in the source precedes one of them. The arrows and `=` are
+    aligned only if several spaces precede one of them. An entry with comments inside, or too long for a line,
+    is not aligned.
     """
     plain = [entry for entry in run if entry.kind == "fn" and not entry.inner]
     signed = [entry for entry in plain if entry.tokens[2].type == "LPAR"]

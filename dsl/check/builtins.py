@@ -92,6 +92,7 @@ def signature(ctx: CheckContext, fn: Fn, names: Sequence[ast.Name], operands: Se
         MistakeError: After reporting CP0218, if a built-in function without types does not take the operands.
     """
     if fn.body is None or not isinstance(fn.operands[0], AnyType):
+        # A declared function has no `AnyType`; the filter is for the type checker.
         return Signature(
             *(tuple(x for x in each if not isinstance(x, AnyType)) for each in (fn.operands, fn.results))
         )
@@ -137,7 +138,7 @@ def _body(ctx: CheckContext, call: ast.CallExpr) -> Builtin | None:
 
 
 def _usage(name: str) -> str:
-    """The call with its arguments, such as `ema(beta = ..)`, for notes."""
+    """The call with its arguments, such as `blend(alpha = ..)`, for notes."""
     return f"{name}({', '.join(f'{key} = ..' for key in KEYS[name])})"
 
 
