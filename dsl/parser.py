@@ -115,10 +115,10 @@ class _PlanParser:
             return
         if first in DECLARES:
             self.outside = False
-            name = _declared_names(tokens)
+            names = _declared_names(tokens)
             node = self._parse("declaration", statement)
             self.items.append(
-                cast(ast.Decl, node) if node else ast.BadStmt(span=ast.span_of(tokens), targets=name)
+                cast(ast.Decl, node) if node else ast.BadStmt(span=ast.span_of(tokens), targets=names)
             )
             return
         targets = _targets(tokens)

@@ -127,7 +127,8 @@ class NcclGroup(NamedTuple):
     def channels(self) -> int:
         """The number of channels of rings and trees.
 
-        12 on a single node. Between nodes one per rank of a node, since each has a network card, and at least 2.
+        12 on a single node. Between nodes one per rank of a node, since each has a network card, but at
+        least 2.
         """
         return 12 if self.nodes == 1 else max(2, self.per_node)
 

@@ -183,17 +183,21 @@ def request_cost(traffic: RequestTraffic, workers: Ints, servers: Ints, network:
     members = _members(network, workers, servers)
     push, pull = _traffic(network, members, senders, workers, servers, traffic.up, traffic.down)
     joint = np.array([_busiest(*loads) for loads in zip(push, pull, strict=True)])
+
+    # The names of the formula: seconds of the pushes, the pulls, both together on their links, the busiest
+    # server, and the messages of one worker.
     a = float((np.array([_busiest(pair) for pair in push]) / network.bandwidths).max())
     c = float((np.array([_busiest(pair) for pair in pull]) / network.bandwidths).max())
     j = float((joint / network.bandwidths).max())
     messages = len(senders) * traffic.sent + len(workers) * traffic.got
     work = (len(senders) * traffic.up * traffic.passes + traffic.updated) * network.gamma
     b = float((messages * network.call + work).max(initial=0.0))
-    worker_messages = float(traffic.sent.sum() + traffic.got.sum()) * network.overhead
+    m = float(traffic.sent.sum() + traffic.got.sum()) * network.overhead
+
     latency = _latency(network, workers, servers) * (2 if traffic.answered else 1)
     units = max(1, traffic.units)
-    longest = max(a, b, c, j, worker_messages)
-    fill = 0.0 if traffic.stale else (a + b + c - longest) / units if units > 1 else a + b + c - longest
+    longest = max(a, b, c, j, m)
+    fill = 0.0 if traffic.stale else (a + b + c - longest) / units
     bound = _bound(traffic, senders, workers, servers, network) + latency
     limit = f"links of level {network.levels[int((joint / network.bandwidths).argmax())].name}"
     if longest > j:
