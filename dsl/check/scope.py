@@ -108,10 +108,10 @@ class PhaseScope:
         message = f"the state `{text}` is read before it is set"
         unset = Note(f"`{text}` has no value when `at start` begins", ctx.states[text].span)
         remedy = "a state gets its first value in `at start`: bind its name there first"
-        misspelt = (
+        misspelled = (
             Note(f"`{near}` is bound here: did you mean `{text}`?", near_binding[1]) if near_binding else None
         )
-        ctx.error("CP0504", message, name.span, unset, remedy, misspelt)
+        ctx.error("CP0504", message, name.span, unset, remedy, misspelled)
 
     def _report_unknown(self, name: ast.Name) -> None:
         """Report a name that is neither declared nor bound so far."""

@@ -169,7 +169,9 @@ def check_states(ctx: CheckContext, items: tuple[ast.Decl, ...]) -> None:
         if not never_set and not never_updated:
             continue
         near = ctx.near(name, (other for other in ctx.bound if other not in ctx.declared))
-        misspelt = Note(f"`{near}` is bound here: was `{name}` meant?", ctx.bound[near][1]) if near else None
+        misspelled = (
+            Note(f"`{near}` is bound here: was `{name}` meant?", ctx.bound[near][1]) if near else None
+        )
         if never_set:
             code, never = "CP0502", "set" + " and never updated" * never_updated
             remedy = f"bind `{name}` in `at start {{ }}`: that is its value before the first step"
@@ -178,4 +180,4 @@ def check_states(ctx: CheckContext, items: tuple[ast.Decl, ...]) -> None:
             remedy = (
                 f"bind `{name}` in a phase other than `at start`; a value that never changes needs no state"
             )
-        ctx.error(code, f"the state `{name}` is never {never}", state.span, remedy, misspelt)
+        ctx.error(code, f"the state `{name}` is never {never}", state.span, remedy, misspelled)
