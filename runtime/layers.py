@@ -222,7 +222,7 @@ def _layers_with_shards(shard_leaves: Sequence[Leaf], whole: Leaves, ways: Seque
     leaves = {leaf.path: leaf for leaf in whole}
     # A layer with the path `root` has its first leaf at `root/PATH`.
     suffix = f"/{shard_leaves[0].path}".rstrip("/") if shard_leaves else ""
-    roots = [path[: len(path) - len(suffix)] for path in leaves if f"/{path}".endswith(suffix)]
+    roots = [f"/{path}".removesuffix(suffix) for path in leaves if f"/{path}".endswith(suffix)]
     layers: list[Leaves] = []
     for root in roots:
         paths = ["/".join(filter(None, (root.strip("/"), leaf.path))) for leaf in shard_leaves]

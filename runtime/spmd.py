@@ -167,7 +167,10 @@ def parse(context: Context, text: str) -> Placement | None:
             clauses[status].append(token)
         else:
             return None
-    if not clauses or any(status != "same" and not axes for status, axes in clauses.items()):
+    axes = [axis for named in clauses.values() for axis in named]
+    if not clauses or len({*axes}) < len(axes):
+        return None
+    if any(status != "same" and not named for status, named in clauses.items()):
         return None
     plan_order = list(context.sizes)
     return Placement(

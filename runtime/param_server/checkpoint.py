@@ -204,13 +204,19 @@ class ServerCheckpoint:
             self._refuse(f"cannot be written: {error.strerror}")
 
     def close(self) -> None:
-        """Close the file, after an fsync if `every_s` was set. Raises CP0974 if a pending fsync hangs."""
+        """Close the file, after an fsync if `every_s` was set.
+
+        Raises CP0974 if an fsync has failed since the last `save`, or a pending one hangs. In the latter case
+        the file stays open, since closing it can hang too.
+        """
         self._ending.set()
         if self._syncing is not None:
             join(self._syncing, Wait(_SYNCED_S, self._fail_sync))
-            os.fsync(self._file)
+            self._sync_file()
         os.close(self._file)
         os.close(self._locked)
+        if self._sync_error:
+            self._refuse(self._sync_error)
 
     def _create(self) -> None:
         """Create the file with its full size. It gets its name only once it is complete."""
@@ -307,10 +313,14 @@ class ServerCheckpoint:
     def _sync(self, every_s: float) -> None:
         """Call fsync periodically; the body of a thread."""
         while not self._ending.wait(every_s):
-            try:
-                os.fsync(self._file)
-            except OSError as error:
-                self._sync_error = f"cannot be synchronized to the disk: {error.strerror}"
+            self._sync_file()
+
+    def _sync_file(self) -> None:
+        """Call fsync once. An error is kept in `_sync_error`: the kernel reports it to one call only."""
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            self._sync_error = f"cannot be synchronized to the disk: {error.strerror}"
 
     def _fail_sync(self, waited: float) -> NoReturn:
         """Raise CP0974 for an fsync that has taken `waited` seconds."""

@@ -13,6 +13,11 @@ import optax
 import pytest
 from support.embedding import bind, mesh_of, refused
 
+from commplan.ir.shard_shapes import cut_all
+from commplan.ir.types import DType
+from commplan.ir.values import Leaf
+from commplan.runtime.layers import _layers_with_shards  # pyright: ignore[reportPrivateUsage]
+
 PLAN = """plan sharded
 axis data = 8
 input weights : tree split data
@@ -467,3 +472,9 @@ def test_the_derivative_of_a_phase_that_gathers(check_vma: bool):
     whole = jax.grad(lambda p: (block(p, x) ** 2).sum())(layer)
     for mine, leaf in zip(jax.tree.leaves(shards), jax.tree.leaves(whole), strict=True):
         np.testing.assert_allclose(joined(mine, leaf, stack=False), leaf, atol=1e-4)
+
+
+@pytest.mark.parametrize("path", ["", "w", "kernel", "dense/kernel"])
+def test_a_layer_that_is_the_whole_tree_is_found(path: str) -> None:
+    whole = (Leaf(path, (9, 3), DType.F32),)
+    assert _layers_with_shards(cut_all("tree", whole, (4,)), whole, (4,)) == [whole]

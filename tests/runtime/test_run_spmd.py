@@ -217,6 +217,9 @@ def test_names_and_parameters_agree():
     assert refused(lambda: run.spmd(params="parms"))[0] == "CP0811"
     assert "the plan has no axis `nothing`" in refused(lambda: run.spmd(params="per nothing"))[1]
     assert refused(lambda: run.spmd(params="per"))[0] == "CP0811"
+    axis = next(iter(run.context.sizes))
+    assert refused(lambda: run.spmd(params=f"per {axis}, {axis}"))[0] == "CP0811"
+    assert refused(lambda: run.spmd(params=f"per {axis} split {axis}"))[0] == "CP0811"
     assert refused(lambda: run.spmd(params="params", returns=("parms",)))[0] == "CP0811"
 
     def train(state, params, x):

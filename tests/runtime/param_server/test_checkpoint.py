@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -345,3 +347,18 @@ def test_what_no_kill_can_do_is_damage(tmp_path: Path):
     damaged(newest, older)
     keep.path.write_bytes(whole)
     keeping(job(tmp_path), tmp_path / "kept")
+
+
+def test_an_fsync_that_fails_is_reported_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server_job = job(tmp_path)
+    checkpoint = ServerCheckpoint(tmp_path, server_job.drivers[0].store, 0, every_s=60.0)
+
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CommplanError) as error:
+        checkpoint.close()
+    assert "CP0974" in str(error.value) and "No space left" in str(error.value)
+    monkeypatch.undo()
+    ServerCheckpoint(tmp_path, server_job.drivers[0].store, 0).close()  # the lock was released
