@@ -32,7 +32,7 @@ from commplan.ir.remark import DESIGNS, Design
 
 TIME_TOLERANCE = 0.02  # as a fraction of the step time: smaller differences are ties
 COST_TOLERANCE = 0.01  # as a fraction of CPU time or bytes: smaller differences are ties
-MANY = 32  # members: up to this number, every number of readers is tried
+MAX_EXHAUSTIVE_MEMBERS = 32  # up to this number of members, every number of readers is tried
 
 Prefer = Literal["time", "cpu"]  # the quantity that `best` minimizes first
 Links = Callable[[tuple[int, ...], HostTransfer, float], float]
@@ -357,11 +357,11 @@ def candidates(setting: Setting, cuts: Sequence[SharingCut], links: Links | None
 def reader_counts(setting: Setting) -> list[int]:
     """The numbers of readers to try.
 
-    These are all numbers for at most `MANY` members. For more, they are the powers of two, the number of
-    hosts of the first group, and the number of members.
+    These are all numbers up to `MAX_EXHAUSTIVE_MEMBERS` members. For more, they are the powers of two, the
+    number of hosts of the first group, and the number of members.
     """
     members = setting.members
-    if members <= MANY:
+    if members <= MAX_EXHAUSTIVE_MEMBERS:
         return list(range(1, members + 1))
     powers = {2**power for power in range(members.bit_length()) if 2**power <= members}
     return sorted(powers | {len(set(setting.groups[0])), members})
@@ -387,7 +387,7 @@ def best(costs: Sequence[Predicted], prefer: Prefer = "time") -> Predicted:
     return remaining[0]
 
 
-def of_each_design(
+def costs_per_design(
     costs: Sequence[Predicted], selected: Predicted, prefer: Prefer = "time"
 ) -> list[Predicted]:
     """The costs that `explain` shows: the best ones of each design, in the order of `DESIGNS`.

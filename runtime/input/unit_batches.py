@@ -20,7 +20,7 @@ from commplan.ir.schedule import Share
 from commplan.runtime.input.host_batch import FlowState, HostBatch, Mask, Visit, count, layout, mask, smallest
 from commplan.runtime.input.layout import Array, Bools, Fresh, aligned
 from commplan.runtime.input.program import Coords, HostProgram, identity
-from commplan.runtime.input.shm.slot_layout import Room, SlotLayout
+from commplan.runtime.input.shm.slot_layout import ArrayLayout, SlotLayout
 
 
 class _View(NamedTuple):
@@ -313,7 +313,7 @@ class UnitBatches:
         return HostBatch(values, records, self.seeds, epoch, step, number, visits, table.mask)
 
 
-def _nbytes(array: _View | Room) -> int:
+def _nbytes(array: _View | ArrayLayout) -> int:
     return math.prod(array.shape) * array.dtype.itemsize
 
 

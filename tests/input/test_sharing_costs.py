@@ -20,8 +20,8 @@ from commplan.input.costs import (
     SharingCut,
     best,
     candidates,
+    costs_per_design,
     limit,
-    of_each_design,
     predict,
 )
 from commplan.input.measured_costs import ConsumerCost, FnCost, InputCosts, SourceCost, merged
@@ -224,7 +224,7 @@ def test_the_table_has_every_design_and_the_cuts_of_the_one_taken() -> None:
     early = SharingCut("after `read`", RecordWork(1e-5), RecordWork(1.74e-3), 1000)
     predictions = candidates(on_hosts((0,) * 4), [PIXELS, early])
     chosen = best(predictions)
-    shown = of_each_design(predictions, chosen)
+    shown = costs_per_design(predictions, chosen)
     assert chosen in shown
     assert {each.design for each in shown} == set(get_args(Design))
     assert [each.cut for each in shown if each.design == chosen.design] == [PIXELS, early]

@@ -19,8 +19,8 @@ from commplan.input.costs import (
     SharingCut,
     best,
     candidates,
+    costs_per_design,
     limit,
-    of_each_design,
     predict,
 )
 from commplan.input.measured_costs import InputCosts
@@ -139,7 +139,7 @@ class SharingCostModel:
             predictions = [*alternatives, *requested_cuts]
             reason = _reason(predictions, best_design)
 
-        shown = of_each_design(predictions, best_design, prefer if requested is None else "cpu")
+        shown = costs_per_design(predictions, best_design, prefer if requested is None else "cpu")
         table = tuple(_table_row(row, is_taken=row is best_design) for row in shown)
         refs = cuts[best_design.cut]
         caches = cache_candidates(

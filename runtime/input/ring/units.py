@@ -255,10 +255,10 @@ class Units:
         """
         statuses, without_error = memoryview(root), slot_status.head(self.position(unit))
         for part in range(self.layout.parts):
-            offset = part * slot_status.ROOM
+            offset = part * slot_status.NOTE_NBYTES
             if statuses[offset : offset + slot_status.HEAD_NBYTES].tobytes() == without_error:
                 continue
-            status = bytes(statuses[offset : offset + slot_status.ROOM])
+            status = bytes(statuses[offset : offset + slot_status.NOTE_NBYTES])
             if (error := self._errors.get((unit, part))) is not None:
                 raise error
             return Trouble(part, *slot_status.read_status(status))

@@ -25,8 +25,8 @@ PAGE = 4096  # bytes
 
 
 @dataclass(frozen=True)
-class Room:
-    """The place of one array in a slot.
+class ArrayLayout:
+    """The offset, shape and dtype of one array in a slot.
 
     Attributes:
         offset: its byte offset in the slot, a multiple of 64.
@@ -52,14 +52,14 @@ class SlotLayout:
     """A slot's layout, each array aligned to 64 bytes. The notes come first, one per part.
 
     Attributes:
-        arrays: the place of each array, by the id of the value, or the key of flags (`validity`) or record
+        arrays: the layout of each array, by the id of the value, or the key of flags (`validity`) or record
             numbers (`identity`).
         divisions: the division into parts of each flow that moves values, by the index of the flow; at least
             one. All have the same number of parts.
         nbytes: the size of the slot in bytes, a multiple of `PAGE`.
     """
 
-    arrays: Mapping[Ref, Room]
+    arrays: Mapping[Ref, ArrayLayout]
     divisions: Mapping[int, Division]
     nbytes: int
 
@@ -70,7 +70,7 @@ class SlotLayout:
 
     def views(self, root: Any, *, writable: bool) -> dict[Ref, Array]:
         """The arrays as views of the slot bytes `root`, which they keep alive."""
-        return {ref: room.view(root, writable=writable) for ref, room in self.arrays.items()}
+        return {ref: layout.view(root, writable=writable) for ref, layout in self.arrays.items()}
 
     def parcels(self, root: Any, rows: Mapping[int, int]) -> list[RowSlices]:
         """The slot as a carrier moves it: the notes, then the arrays, as bytes.
@@ -83,12 +83,12 @@ class SlotLayout:
             For each of them its cells, [copies, rows, bytes of a row], the first row of each part and the
             number of rows.
         """
-        cells = np.ndarray((1, self.parts, slot_status.ROOM), np.uint8, root, 0)
+        cells = np.ndarray((1, self.parts, slot_status.NOTE_NBYTES), np.uint8, root, 0)
         parcels = [RowSlices(cells, tuple(range(self.parts + 1)))]
-        for room in self.arrays.values():
-            row_nbytes = int(np.prod(room.shape[2:], dtype=np.int64)) * room.dtype.itemsize
-            cells = np.ndarray((*room.shape[:2], row_nbytes), np.uint8, root, room.offset)
-            division, flow_rows = self.divisions[room.flow], rows[room.flow]
+        for layout in self.arrays.values():
+            row_nbytes = int(np.prod(layout.shape[2:], dtype=np.int64)) * layout.dtype.itemsize
+            cells = np.ndarray((*layout.shape[:2], row_nbytes), np.uint8, root, layout.offset)
+            division, flow_rows = self.divisions[layout.flow], rows[layout.flow]
             lows = tuple(division.part(flow_rows, part)[0] for part in range(division.parts))
             parcels.append(RowSlices(cells, (*lows, flow_rows)))
         return parcels
@@ -101,13 +101,13 @@ def slot_layout(program: HostProgram, divisions: Mapping[int, Division]) -> Slot
         program: the host program.
         divisions: the division into parts of each flow that moves values, by the index of the flow.
     """
-    arrays: dict[Ref, Room] = {}
-    offset = rounded(next(iter(divisions.values())).parts * slot_status.ROOM)
+    arrays: dict[Ref, ArrayLayout] = {}
+    offset = rounded(next(iter(divisions.values())).parts * slot_status.NOTE_NBYTES)
     moving = [(index, flow) for index, flow in enumerate(program.flows) if flow.moved]
     for array_specs in (_records, _values):  # the records of all flows are contiguous: one copy reads them
         for index, flow in moving:
             for ref, shape, dtype in array_specs(program, flow):
-                arrays[ref] = Room(offset, shape, dtype, index)
+                arrays[ref] = ArrayLayout(offset, shape, dtype, index)
                 offset += rounded(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
     return SlotLayout(arrays, divisions, rounded(offset, PAGE))
 

@@ -9,10 +9,10 @@ import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 
-ROOM = 1024  # bytes of a note
+NOTE_NBYTES = 1024  # the space of a note
 # The number of bytes of text that follow, the order of records modulo 2**32, the epoch and the step.
 _HEAD = struct.Struct("<IIQQ")
-HEAD_NBYTES = _HEAD.size  # bytes of a note without an error
+HEAD_NBYTES = _HEAD.size  # the size of a note without an error
 # The most characters of each text of an error, tried in this order. A character may take six bytes of JSON.
 _SHORTER = (300, 100, 30)
 _MOST_NOTES = 2  # the most notes of an error whose texts are shortened
@@ -52,7 +52,7 @@ def head(position: BatchPosition) -> bytes:
 
 
 def encode_status(position: BatchPosition, error: BaseException | None, process: int = -1) -> bytes:
-    """A note of at most `ROOM` bytes; long texts are truncated.
+    """A note of at most `NOTE_NBYTES` bytes; long texts are truncated.
 
     Args:
         position: the position of the batch.
@@ -61,24 +61,24 @@ def encode_status(position: BatchPosition, error: BaseException | None, process:
     """
     if error is None:
         return head(position)
-    text = _fitting(error, ROOM - _HEAD.size, process)
+    text = _fitting(error, NOTE_NBYTES - _HEAD.size, process)
     return _HEAD.pack(len(text), position.order & 0xFFFFFFFF, position.epoch, position.step) + text
 
 
-def _fitting(error: BaseException, room: int, process: int) -> bytes:
-    """The text of a note of at most `room` bytes.
+def _fitting(error: BaseException, nbytes: int, process: int) -> bytes:
+    """The text of a note of at most `nbytes` bytes.
 
     The first attempt has all diagnostics of the error. Others have only the first one, with shorter texts. If
     that is still too long, only its code is left.
     """
     if not isinstance(error, CommplanError):
-        other = _text(f"{type(error).__name__}: {error}")[: room // 8]  # fits, whatever the characters are
+        other = _text(f"{type(error).__name__}: {error}")[: nbytes // 8]  # fits, whatever the characters are
         return msgspec.json.encode(_Trouble(other=other, process=process))
     problems = error.diagnostics
-    for most in (room, *_SHORTER):
+    for most in (nbytes, *_SHORTER):
         shortened = tuple(_short(problem, most) for problem in problems)
         text = msgspec.json.encode(_Trouble(shortened, process=process))
-        if len(text) <= room:
+        if len(text) <= nbytes:
             return text
         problems = problems[:1]
     return msgspec.json.encode(_Trouble(other=problems[0].code, process=process))
@@ -119,5 +119,5 @@ def write_status(
 ) -> None:
     """Write the note of `part` in the slot `memory`. See `encode_status` for the other arguments."""
     data = encode_status(position, error, process)
-    offset = part * ROOM
+    offset = part * NOTE_NBYTES
     memoryview(memory).cast("B")[offset : offset + len(data)] = data

@@ -91,7 +91,7 @@ def _unmap(address: int, nbytes: int, pinning: Pinning | None) -> None:
     _LIBC.munmap(address, nbytes)
 
 
-def copy_on_recall(address: int, nbytes: int) -> None:
+def privatize_pages(address: int, nbytes: int) -> None:
     """Replace the pages at `address` by private pages with the same content.
 
     Readers of the memory see the same bytes at any time.
@@ -260,7 +260,7 @@ class Slots:
         if self._owners[slot] is owner:
             self._owners[slot] = self._fresh(slot)
         if not self.is_private:
-            copy_on_recall(ctypes.addressof(owner), self.nbytes)
+            privatize_pages(ctypes.addressof(owner), self.nbytes)
 
     def detach(self, number: int) -> None:
         """Make this mapping of the slot of batch `number` private memory, with the same content.
@@ -271,7 +271,7 @@ class Slots:
             OSError: if there is no memory for the copy.
         """
         if not self.is_private:
-            copy_on_recall(ctypes.addressof(self.memory(number)), self.nbytes)
+            privatize_pages(ctypes.addressof(self.memory(number)), self.nbytes)
 
     def close(self) -> None:
         """Recall all slots, and release mappings without views.

@@ -42,14 +42,14 @@ def half(record: Any) -> Any:
 
 def test_slots_are_registered_where_they_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     client, exchanged = Registrar(), list[int]()
-    exchange = _slots.copy_on_recall
+    exchange = _slots.privatize_pages
 
     def watched(address: int, nbytes: int) -> None:
         assert address not in client.ranges, "a device would read the pages that lay there"
         exchanged.append(address)
         exchange(address, nbytes)
 
-    monkeypatch.setattr(_slots, "copy_on_recall", watched)
+    monkeypatch.setattr(_slots, "privatize_pages", watched)
     descriptor = os.open(tmp_path / "memory", os.O_RDWR | os.O_CREAT)
     os.ftruncate(descriptor, START + COUNT * NBYTES)
     slots = Slots(descriptor, START, NBYTES, COUNT, pinning=Pinning(client))

@@ -21,7 +21,7 @@ import pytest
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.shm import slots as _slots
-from commplan.runtime.input.shm.slots import CompletionCounter, Slots, copy_on_recall
+from commplan.runtime.input.shm.slots import CompletionCounter, Slots, privatize_pages
 
 NBYTES, START, COUNT = 8 * 4096, 4096, 3
 
@@ -169,7 +169,7 @@ def test_an_interrupted_recall_is_repeated(slots: Slots, is_private: bool) -> No
             assert slots.lent() == [0] or 0 in back
             raise
 
-    assert interruptions(recall, Slots.recall, Slots._exchange, Slots._fresh, copy_on_recall) > 10
+    assert interruptions(recall, Slots.recall, Slots._exchange, Slots._fresh, privatize_pages) > 10
     assert back == [0] and slots.lent() == []
     fill(slots, COUNT, 9)
     assert (array == 7).all()
