@@ -13,7 +13,7 @@ from commplan.ir.schedule import Schedule
 from commplan.runtime.input.feeds import compiled
 from commplan.runtime.input.feeds.feed import Feed
 from commplan.runtime.input.feeds.joining import MEMBERS
-from commplan.runtime.input.multirate.schedule import ClockPlan, clock_plan, taken_apart
+from commplan.runtime.input.multirate.schedule import ClockPlan, clock_plan, shared_stream_axis
 from commplan.runtime.input.observe.wait_log import PATIENCE_S
 from commplan.runtime.input.restarts import Restarts
 from commplan.runtime.input.ring.meeting import check_name
@@ -115,7 +115,7 @@ def join(
 def _clock_plan(schedule: Schedule, phase: str) -> ClockPlan:
     """The progress of members through `phase`. Raises CP0930 if they share nothing."""
     feed_phase = schedule.phase(phase)
-    if taken_apart(schedule, feed_phase) is None:
+    if shared_stream_axis(schedule, feed_phase) is None:
         fail(
             "CP0930",
             f"phase `{phase}` shares nothing between members",

@@ -11,7 +11,7 @@ from commplan.runtime.context import Context
 from commplan.runtime.input.device.batches import Batches
 from commplan.runtime.input.device.clocked_phases import ClockedPhases
 from commplan.runtime.input.group import Group
-from commplan.runtime.input.multirate.schedule import taken_apart
+from commplan.runtime.input.multirate.schedule import shared_stream_axis
 from commplan.runtime.input.restarts import Restarts
 from commplan.runtime.observe.metrics import Ledger
 
@@ -49,7 +49,7 @@ class RunInput:
             note = f"pass it: program.bind(mesh, sources={{{missing[0]!r}: ...}})"
             context.fail("CP0803", f"source `{missing[0]}` is not bound", note)
         clock = None
-        if context.members and taken_apart(context.whole or context.schedule, phase):
+        if context.members and shared_stream_axis(context.whole or context.schedule, phase):
             clock = self.clocks.member(context, phase, self.sources, state, group, timeout, workers)
         batches = Batches(
             context, phase, self.sources,

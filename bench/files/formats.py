@@ -367,7 +367,7 @@ def _feeds() -> tuple[bytes, ...]:
 
 def _read_feed(path: Path) -> int:
     status = path.stat() if path.exists() else os.stat_result([0] * 10)
-    candidate = meeting.Found("photos", (status.st_dev, status.st_ino), str(path))
+    candidate = meeting.MemoryFile("photos", (status.st_dev, status.st_ino), str(path))
     with mock.patch.object(meeting, "is_locked", return_value=True):
         opened = meeting.opened(candidate, "feed 'photos'")
     if opened is None:

@@ -198,7 +198,7 @@ class PhaseBatches(EpochIterator):
             remaining = self._steps - step  # batches of this epoch, including this one
             batch, ready, waited = self._window.take(number, min(self._prefetch, remaining))
             self._due = batch
-            self._meter.handed_out(min(ready, self._ahead), waited, first=step == 0)
+            self._meter.count_batch(min(ready, self._ahead), waited, first=step == 0)
         self._checks.add(batch)
         return batch
 

@@ -160,7 +160,7 @@ class BatchWindow:
         if entry.batch is None:
             entry.batch = entry.builder.finish()
         if exchange is not None:
-            exchange.handed(number)
+            exchange.recall_older(number)
         return entry.batch, ready, time.perf_counter() - begun
 
     @functools.cached_property

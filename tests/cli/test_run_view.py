@@ -23,7 +23,7 @@ def metered(records: int = 8, cpu_s: float = 0.5) -> Meter:
     meter.line("raw", "load [images]", LINE)
     meter.line("pixels", "share pixels via all_shared", Span(4, 1, 4, 9))
     meter.add("raw", cpu_s=cpu_s, system_s=cpu_s / 4, records=records, nbytes=64, wait_s=0.25, skipped=1)
-    meter.handed_out(2, 0.5)
+    meter.count_batch(2, 0.5)
     return meter
 
 

@@ -276,7 +276,7 @@ def in_memory(shape: Shape) -> Table:
 
     name = f"{shape.key}{shape.rows:x}"
     with meeting.beginning(f"cache-{name}"):
-        for candidate in meeting.found(name, "cache"):
+        for candidate in meeting.memory_files(name, "cache"):
             with contextlib.suppress(OSError):
                 descriptor = io.open_file(candidate.path, os.O_RDWR)
                 if _facts(descriptor) == shape.facts(_FIRST) and _is_own(descriptor, shape.offsets[-1]):

@@ -71,7 +71,7 @@ def kept(name: str, key: str, file: str) -> Generator[Schedule | None]:
 
 def _find_schedule(name: str, key: str, file: str) -> Schedule | None:
     """The schedule of a running feed `name`, if it was compiled from the same text (see `key_of`)."""
-    for candidate in meeting.found(name):
+    for candidate in meeting.memory_files(name):
         with meeting.visited(candidate, f"feed {name!r}") as memory:
             data = memory.plan() if memory is not None else None
         if data is None:

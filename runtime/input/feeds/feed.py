@@ -13,8 +13,8 @@ from commplan.ir.plan import Ref
 from commplan.ir.schedule import Read
 from commplan.runtime.input.feeds import compiled
 from commplan.runtime.input.feeds.batch import Batch
-from commplan.runtime.input.feeds.handed import OneUnit, handed_out, is_one_unit
 from commplan.runtime.input.feeds.joining import Sizes, attached, facts_of, place_of
+from commplan.runtime.input.feeds.outputs import OneUnit, is_one_unit, member_outputs
 from commplan.runtime.input.feeds.recorded import start_record
 from commplan.runtime.input.multirate.member import RingMember
 from commplan.runtime.input.multirate.schedule import ClockPlan
@@ -172,7 +172,7 @@ class Feed(RingMember):
             is_new: whether this process has created the feed.
         """
         program, units_per_batch, unit = self._program, self._units_per_batch, self._ring.header.get("unit")
-        self._outputs = handed_out(program)
+        self._outputs = member_outputs(program)
         record_orders = orders(program, bound)
         steps = epoch_steps(program, record_orders)
         start = position_of(program, record_orders, state, steps, fingerprint(program, record_orders))

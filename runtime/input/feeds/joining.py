@@ -140,7 +140,7 @@ def _has_threads(title: str) -> bool:
 
 def _find_memory(name: str, title: str) -> SharedMemory | None:
     """Open the memory of a running feed; None if there is none."""
-    candidates = (meeting.opened(candidate, title) for candidate in meeting.found(name))
+    candidates = (meeting.opened(candidate, title) for candidate in meeting.memory_files(name))
     return next((memory for memory in candidates if memory is not None), None)
 
 

@@ -69,7 +69,7 @@ class FeedStatus(msgspec.Struct, frozen=True):
 def feeds() -> list[FeedStatus]:
     """Return the feeds with a living member, sorted by name."""
     statuses: list[FeedStatus] = []
-    for candidate in meeting.found():
+    for candidate in meeting.memory_files():
         with meeting.visited(candidate, f"feed {candidate.name!r}") as memory:
             if memory is not None:
                 statuses.append(_status(candidate.name, Ring(memory)))

@@ -168,7 +168,7 @@ def clocked(phase: Phase) -> str | None:
     return next((op.clock for op in phase.ops if isinstance(op, Read) and op.clock), None)
 
 
-def taken_apart(schedule: Schedule, phase: Phase) -> str | None:
+def shared_stream_axis(schedule: Schedule, phase: Phase) -> str | None:
     """The ensemble whose members take the batches of `phase` one by one from a common stream.
 
     The members advance independently, or they share a value.
@@ -206,7 +206,7 @@ def clock_plan(schedule: Schedule, name: str) -> ClockPlan:
         ValueError: if the members do not share anything.
     """
     phase = schedule.phase(name)
-    clock = taken_apart(schedule, phase)
+    clock = shared_stream_axis(schedule, phase)
     if clock is None:
         raise ValueError(f"the members of phase {name!r} share no value")
     reads = [op for op in phase.ops if isinstance(op, Read)]

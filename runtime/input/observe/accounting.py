@@ -317,7 +317,7 @@ class Meter:
         phase, plan, rank: see `Summary`.
         counters: functions that return more costs, each as the key of a line and fields of `LineUsage`. The
             summary adds them: they count without a lock.
-        batches, ready, wait_s: see `handed_out`. The sums over all batches. Only the thread that hands out
+        batches, ready, wait_s: see `count_batch`. The sums over all batches. Only the thread that hands out
             batches writes them.
         least: the minimum of ready batches, as in `Queue`; None before the second batch.
         checked: the number of records whose ids were compared with the contract of their visit.
@@ -357,7 +357,7 @@ class Meter:
         """Count the CPU seconds of the body on line `key`; with `waits`, also its wall seconds as waiting."""
         return _Working(self, key, waits)
 
-    def handed_out(self, ready: int, wait_s: float, *, first: bool = False) -> None:
+    def count_batch(self, ready: int, wait_s: float, *, first: bool = False) -> None:
         """Count a batch that was handed out.
 
         Args:

@@ -209,8 +209,8 @@ class GroupExchange:
             if old < number:
                 roots.pop(old, None)  # another thread may close the batches
 
-    def handed(self, number: int) -> None:
-        """Record that the caller receives batch `number`. Arrays of the last `keep` batches need no copy."""
+    def recall_older(self, number: int) -> None:
+        """Recall the slots of batches before the last `keep`, of which `number` is the newest."""
         self.slots.recall_before(number - self.keep + 1)
 
     def ahead(self, number: int) -> int:

@@ -294,7 +294,7 @@ def _memory(
     group = errors.group
     name, title = f"{group.run_id}-{phase[:100]}-{group.host}", f"the group of run {group.run_id!r}"
     mine = {fact: sha256(repr(value).encode())[:16] for fact, value in facts.items()}
-    for candidate in meeting.found(name, KIND):
+    for candidate in meeting.memory_files(name, KIND):
         opened = next((m for m in SharedMemory.opened if m.key == candidate.key and m.descriptor >= 0), None)
         if opened is not None and not opened.header.get("sealed"):
             _refuse_second(errors)

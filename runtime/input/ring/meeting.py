@@ -29,7 +29,7 @@ MEET_S = 60.0  # seconds to wait for another process that joins or leaves, which
 OPENING = threading.RLock()  # held by the thread of this process that opens or closes rings
 
 
-class Found(NamedTuple):
+class MemoryFile(NamedTuple):
     """An open memory file of a process.
 
     Attributes:
@@ -125,7 +125,7 @@ def created(
     return memory
 
 
-def opened(candidate: Found, title: str) -> SharedMemory | None:
+def opened(candidate: MemoryFile, title: str) -> SharedMemory | None:
     """Open the ring in the file of `candidate`.
 
     Args:
@@ -164,7 +164,7 @@ def opened(candidate: Found, title: str) -> SharedMemory | None:
 
 
 @contextlib.contextmanager
-def visited(candidate: Found, title: str) -> Generator[SharedMemory | None]:
+def visited(candidate: MemoryFile, title: str) -> Generator[SharedMemory | None]:
     """Open the ring in the file of `candidate` for inspection, as `opened`; None if it contains no ring.
 
     If this process already has the ring open, the result is that ring, because opening and closing the file
@@ -180,7 +180,7 @@ def visited(candidate: Found, title: str) -> Generator[SharedMemory | None]:
                 memory.close()
 
 
-def found(name: str | None = None, kind: str = "feed") -> Iterator[Found]:
+def memory_files(name: str | None = None, kind: str = "feed") -> Iterator[MemoryFile]:
     """Find the memory of feeds, groups or caches that this user's processes have open.
 
     Args:
@@ -206,7 +206,7 @@ def found(name: str | None = None, kind: str = "feed") -> Iterator[Found]:
                     key = (status.st_dev, status.st_ino)
                     if status.st_uid == os.getuid() and key not in keys:
                         keys.add(key)
-                        yield Found(link[2], key, file.path)
+                        yield MemoryFile(link[2], key, file.path)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ def feed_name(small_heap: None) -> Iterator[str]:
     while Member.started:
         Member.started.pop().close()
     gc.collect()
-    assert [feed for feed in meeting.found(name) if meeting.opened(feed, name)] == []
+    assert [feed for feed in meeting.memory_files(name) if meeting.opened(feed, name)] == []
 
 
 @pytest.fixture(name="memory")

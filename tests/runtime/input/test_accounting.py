@@ -33,8 +33,8 @@ def metered(rank: int = 0, *, records: int = 4, ready: int = 2) -> Summary:
     meter = Meter("step", "tested", rank)
     meter.line("raw", "load images", LINE)
     meter.add("raw", cpu_s=0.5, system_s=0.125, records=records, nbytes=10 * records, wait_s=0.25, skipped=1)
-    meter.handed_out(0, 0.5, first=True)
-    meter.handed_out(ready, 0.25)
+    meter.count_batch(0, 0.5, first=True)
+    meter.count_batch(ready, 0.25)
     meter.checked += records
     return meter.summary(Queue(ready=1, depth=2, slots=3, used=2))
 

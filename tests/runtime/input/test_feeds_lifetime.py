@@ -195,7 +195,7 @@ def test_the_slow_one_is_named_and_nothing_is_left_of_any(feed_name: str) -> Non
     assert f"for member 0 (process {slow.pid})" in errors and "records behind" in errors
     assert "CP0947" in errors
     slow.kill()
-    assert list(meeting.found(feed_name)) == []
+    assert list(meeting.memory_files(feed_name)) == []
 
 
 def saved_of(member: Member) -> dict[str, int]:

@@ -258,7 +258,7 @@ def test_a_ring_that_cannot_be_read_is_closed_once(
     failure: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = meeting.created("test-ring", "the ring", SHAPE, {})
-    candidate = meeting.Found("test-ring", memory.key, f"/proc/self/fd/{memory.descriptor}")
+    candidate = meeting.MemoryFile("test-ring", memory.key, f"/proc/self/fd/{memory.descriptor}")
     closed: list[int] = []
     close = os.close
 

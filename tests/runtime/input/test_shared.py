@@ -295,14 +295,14 @@ def test_a_second_process_of_a_number_is_refused(team: Team) -> None:
 
     thread = threading.Thread(target=first)
     thread.start()
-    while not list(meeting.found(f"{team.run}-step-0", forming.KIND)):
+    while not list(meeting.memory_files(f"{team.run}-step-0", forming.KIND)):
         time.sleep(0.01)
     with pytest.raises(CommplanError, match=r"CP0921.*another process 0 of this run is there"):
         member(0, team.run)
     problem = errors(told(team.start(0, 2, records=8)))[0]
     assert problem["code"] == "CP0921" and "another process 0 of this run" in problem["message"]
     thread.join()
-    assert late and not list(meeting.found(f"{team.run}-step-0", forming.KIND))
+    assert late and not list(meeting.memory_files(f"{team.run}-step-0", forming.KIND))
 
 
 @pytest.mark.parametrize("available", [True, False])
@@ -315,7 +315,7 @@ def test_memory_that_is_not_there_is_an_error_and_no_crash(
         monkeypatch.setattr(meeting, "_available", lambda: 0.0)
     with pytest.raises(CommplanError, match=r"CP0923.*there is not enough of it"):
         member(0, f"huge-{os.getpid()}")
-    assert not list(meeting.found(f"huge-{os.getpid()}-step-0", forming.KIND))
+    assert not list(meeting.memory_files(f"huge-{os.getpid()}-step-0", forming.KIND))
 
 
 def none_left(*_: object) -> None:

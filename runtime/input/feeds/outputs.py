@@ -17,7 +17,7 @@ from commplan.runtime.input.program import HostProgram
 from commplan.runtime.input.unit_batches import UnitBatches, UnitTable, are_units
 
 
-def handed_out(program: HostProgram) -> list[tuple[str, Ref, bool]]:
+def member_outputs(program: HostProgram) -> list[tuple[str, Ref, bool]]:
     """List the outputs of a phase that a member receives.
 
     Returns:
@@ -65,7 +65,7 @@ class OneUnit:
 
     Args:
         units: describes batches that are units.
-        outputs: the result of `handed_out`.
+        outputs: the result of `member_outputs`.
         steps: the number of steps of an epoch.
     """
 
@@ -121,7 +121,7 @@ def _table(units: UnitTable, outputs: Sequence[tuple[str, Ref, bool]]) -> _Table
 
     Args:
         units: the facts of the units.
-        outputs: the result of `handed_out`.
+        outputs: the result of `member_outputs`.
     """
     views = {view.ref: view for view in units.views}
     arrays = [
