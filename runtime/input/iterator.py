@@ -24,8 +24,8 @@ from commplan.runtime.input.phase_order import (
     epoch_steps,
     fingerprint,
     hints,
+    load_orders,
     ops_of,
-    orders,
     position_of,
 )
 from commplan.runtime.input.program import EpochCursor, host_program
@@ -103,7 +103,7 @@ class PhaseBatches(EpochIterator):
         source_names = [read.source for flow in program.flows for read in flow.reads]
         bound_sources = _sources.bind_sources(schedule, sources, source_names)
         called = called_functions(program, functions)
-        self._orders = orders(program, bound_sources)
+        self._orders = load_orders(program, bound_sources)
         self._program = program
         steps, order = epoch_steps(program, self._orders), fingerprint(program, self._orders)
         epoch_cursor = EpochCursor(*position_of(program, self._orders, state, steps, order), steps)

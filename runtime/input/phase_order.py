@@ -22,7 +22,7 @@ from commplan.runtime.input.sources.adapters import Source
 BLOCK = 16  # the most records of one task: few enough to divide a batch evenly over threads
 
 
-def orders(program: HostProgram, sources: Mapping[str, Source]) -> dict[Ref, Order]:
+def load_orders(program: HostProgram, sources: Mapping[str, Source]) -> dict[Ref, Order]:
     """The order of records of each load, by the id of its result. `sources` are by name."""
     return {
         read.result: Order(len(sources[read.source]), read.batch[0], read.seed, read.visit, read.tail)
@@ -31,7 +31,7 @@ def orders(program: HostProgram, sources: Mapping[str, Source]) -> dict[Ref, Ord
     }
 
 
-def epoch_steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
+def epoch_steps(program: HostProgram, record_orders: Mapping[Ref, Order]) -> int:
     """The number of batches in an epoch, on which all loads of the phase must agree (see `phase_steps`).
 
     Raises:
@@ -39,7 +39,7 @@ def epoch_steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
             do not agree.
     """
     phase, file = program.phase, program.schedule.file
-    if not orders:
+    if not record_orders:
         fail(
             "CP0917",
             f"phase `{phase.name}` has no output that depends on sources alone, so it has no batches",
@@ -48,26 +48,27 @@ def epoch_steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
         )
     reads = [read for flow in program.flows for read in flow.reads]
     for read in reads:
-        if orders[read.result].steps == 0:
+        order = record_orders[read.result]
+        if order.steps == 0:
             fail(
                 "CP0903",
-                f"an epoch of `{read.source}` has no batch: {orders[read.result].length} records do not fill "
+                f"an epoch of `{read.source}` has no batch: {order.length} records do not fill "
                 f"a batch of {read.batch[0]}, and `tail drop` discards incomplete batches",
                 span=read.span,
                 file=file,
             )
     by_visit = {
-        visit: [orders[read.result].steps for read in reads if read.visit == visit]
+        visit: [record_orders[read.result].steps for read in reads if read.visit == visit]
         for visit in get_args(Visit)
     }
     # An `exactly_once` load has as many batches as the phase, an `at_least_once` load at most as many, and an
     # `at_most_once` load at least as many.
     exact, least, most = by_visit.values()
-    steps = phase_steps([orders[read.result] for read in reads])
+    steps = phase_steps([record_orders[read.result] for read in reads])
     agree = set(exact) <= {steps} and max(least, default=steps) <= steps <= min(most, default=steps)
     # All loads of a flow have the same rows in each batch; only the last batch may be shorter.
     same_rows = all(
-        len({orders[read.result].rows(step) for read in flow.reads}) == 1
+        len({record_orders[read.result].rows(step) for read in flow.reads}) == 1
         for flow in program.flows
         for step in (0, steps - 1)
     )
@@ -76,9 +77,10 @@ def epoch_steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
             "CP0909",
             f"the loads of phase `{phase.name}` do not end together",
             *(
-                f"line {read.span.line}: `{read.source}` has {orders[read.result].steps} batches an epoch "
-                f"({orders[read.result].length} records, {read.visit}, tail {read.tail})"
+                f"line {read.span.line}: `{read.source}` has {order.steps} batches an epoch "
+                f"({order.length} records, {read.visit}, tail {read.tail})"
                 for read in reads
+                for order in (record_orders[read.result],)
             ),
             "repeat the shorter one with `visit at_least_once`, or put the loads in separate phases",
             span=reads[-1].span,
@@ -87,7 +89,7 @@ def epoch_steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
     return steps
 
 
-def fingerprint(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
+def fingerprint(program: HostProgram, record_orders: Mapping[Ref, Order]) -> int:
     """A checksum (CRC-32) of the inputs of the order of records.
 
     These are the source, length, batch size, seed, visit, tail and `per` axes of each load.
@@ -96,19 +98,20 @@ def fingerprint(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
         (read.source, order.length, order.batch, order.seed, order.visit, order.tail, read.per)
         for flow in program.flows
         for read in flow.reads
-        for order in (orders[read.result],)
+        for order in (record_orders[read.result],)
     ]
     return zlib.crc32(repr(facts).encode())
 
 
 def position_of(
-    program: HostProgram, orders: Mapping[Ref, Order], state: Mapping[str, int] | None, steps: int, order: int
-) -> tuple[int, int]:
+    program: HostProgram, record_orders: Mapping[Ref, Order], state: Mapping[str, int] | None, steps: int,
+    order: int,
+) -> tuple[int, int]:  # fmt: skip
     """The epoch and step of a saved position.
 
     Args:
         program: the host program.
-        orders: the order of records of each load, for the message.
+        record_orders: the order of records of each load, for the message.
         state: a result of `EpochIterator.state`; None for the start of epoch 0.
         steps: the number of steps of an epoch.
         order: the checksum of the order of records (see `fingerprint`).
@@ -131,7 +134,7 @@ def position_of(
             f"tail {visits.tail}, seed {visits.seed}"
             for flow in program.flows
             for read in flow.reads
-            for visits in (orders[read.result],)
+            for visits in (record_orders[read.result],)
         ]
         fail(
             "CP0910",

@@ -19,7 +19,7 @@ from commplan.runtime.input.feeds.recorded import start_record
 from commplan.runtime.input.multirate.member import RingMember
 from commplan.runtime.input.multirate.schedule import ClockPlan
 from commplan.runtime.input.observe.wait_log import ClosedError, log_warning
-from commplan.runtime.input.phase_order import epoch_steps, fingerprint, hints, orders, position_of
+from commplan.runtime.input.phase_order import epoch_steps, fingerprint, hints, load_orders, position_of
 from commplan.runtime.input.program import host_program
 from commplan.runtime.input.ring.units import UnitProgram
 from commplan.runtime.input.ring.words import ABSENT, CURSOR
@@ -154,7 +154,7 @@ class Feed(RingMember):
             )
         schedule = plan.member(member, units=units_per_batch)
         program = host_program(schedule, plan.phase, {plan.clock: (member,)}, apart=True)
-        record_orders = orders(program, bound)
+        record_orders = load_orders(program, bound)
         steps = epoch_steps(program, record_orders)
         epoch, step = position_of(program, record_orders, state, steps, fingerprint(program, record_orders))
         return epoch * content.epoch + step * units_per_batch
@@ -173,7 +173,7 @@ class Feed(RingMember):
         """
         program, units_per_batch, unit = self._program, self._units_per_batch, self._ring.header.get("unit")
         self._outputs = member_outputs(program)
-        record_orders = orders(program, bound)
+        record_orders = load_orders(program, bound)
         steps = epoch_steps(program, record_orders)
         start = position_of(program, record_orders, state, steps, fingerprint(program, record_orders))
         if state is None and not is_new and not self._has_own_epochs:

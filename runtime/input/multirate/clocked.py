@@ -22,7 +22,14 @@ from commplan.runtime.input.multirate.schedule import ClockPlan
 from commplan.runtime.input.observe.overdue_calls import OverdueCalls
 from commplan.runtime.input.observe.recorded_run import batch_record
 from commplan.runtime.input.observe.wait_log import PATIENCE_S
-from commplan.runtime.input.phase_order import block_of, epoch_steps, fingerprint, hints, orders, position_of
+from commplan.runtime.input.phase_order import (
+    block_of,
+    epoch_steps,
+    fingerprint,
+    hints,
+    load_orders,
+    position_of,
+)
 from commplan.runtime.input.program import EpochCursor, host_program
 from commplan.runtime.input.ring import meeting
 from commplan.runtime.input.ring.attachment import OPEN, Attachment
@@ -245,7 +252,7 @@ class ClockedBatches(RingMember):
         super().__init__(plan.phase)
         indices = {**(local or {}), plan.clock: (member,)}
         program = host_program(plan.member(member), plan.phase, indices, apart=True)
-        record_orders = orders(program, sources)
+        record_orders = load_orders(program, sources)
         start = position_of(
             program,
             record_orders,

@@ -20,7 +20,7 @@ from commplan.runtime.input.multirate.units import fill
 from commplan.runtime.input.observe.accounting import Meter, Summary, merged
 from commplan.runtime.input.observe.visit_check import Checks
 from commplan.runtime.input.observe.wait_log import log_warning
-from commplan.runtime.input.phase_order import block_of, epoch_steps, fingerprint, hints, orders
+from commplan.runtime.input.phase_order import block_of, epoch_steps, fingerprint, hints, load_orders
 from commplan.runtime.input.program import EpochCursor, HostProgram
 from commplan.runtime.input.ring.attachment import Attachment, Driver
 from commplan.runtime.input.ring.cursor import Cursor
@@ -105,7 +105,7 @@ class RingMember(EpochIterator):
             keep: the most units that arrays may reference without a copy.
         """
         plan, program, member, ring = self._plan, self._program, self.member, self._ring
-        self._orders = record_orders = orders(program, bound)
+        self._orders = record_orders = load_orders(program, bound)
         steps = epoch_steps(program, record_orders)
         self._start(*start, steps=steps, order=fingerprint(program, record_orders))
         self._ahead: _PendingBatch | None = None

@@ -117,7 +117,7 @@ class Attachment:
         if self.workers is not None:
             self.workers.share(slots)
         self.producers = Producers(
-            self.ring, self.units, slots, name, self.recording, self._close, self._look_after
+            self.ring, self.units, slots, name, self.recording, self._close, self._maintain
         )
 
     def start(self) -> None:
@@ -167,7 +167,7 @@ class Attachment:
                     log_warning("arrays of %s that the program still holds may change: %s", title, reason)
                 self.leave(member)
 
-    def _look_after(self) -> None:
+    def _maintain(self) -> None:
         """Complete departures and release units of idle members. The supervisor of `producers` calls this."""
         if self._leaving.acquire(blocking=False):  # otherwise another thread does it
             try:

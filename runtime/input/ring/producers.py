@@ -23,7 +23,7 @@ from commplan.runtime.input.shm.slots import Slots
 if TYPE_CHECKING:
     from commplan.runtime.input.observe.batch_record import BatchRecord
 
-TEND_S = 2.0  # seconds between checks of whether this process may make units
+MAINTENANCE_S = 2.0  # seconds between checks of whether this process may make units
 _PERIOD = 64  # units
 _TIMED = range(1, 4)  # the units of each period whose parts are timed; the first one begins a new measurement
 _CHEAP_US = 2000  # microseconds: a unit that takes less time is made by one thread
@@ -52,7 +52,7 @@ class Producers:
         name: the prefix of the names of the threads.
         recording: receives an entry for each claim.
         ended: called when the last thread has ended. Detached threads do not count.
-        tend: called by the supervisor every `TEND_S` seconds, and when the bell `changed` rings.
+        maintain: called by the supervisor every `MAINTENANCE_S` seconds, and when the bell `changed` rings.
         running: the threads; some may have ended.
         detached: the identifiers of the threads that have been detached.
         failure: the error that ended a thread; None if there is none. Errors of user functions belong to
@@ -66,7 +66,7 @@ class Producers:
     name: str
     recording: Recording
     ended: Callable[[], None]
-    tend: Callable[[], None]
+    maintain: Callable[[], None]
     running: list[threading.Thread] = field(default_factory=list[threading.Thread])
     detached: set[int] = field(default_factory=set[int])
     failure: BaseException | None = None
@@ -85,7 +85,7 @@ class Producers:
         Raises:
             CommplanError: CP0928 if no thread can be started.
         """
-        self.begin_once(self._supervise, "tend")
+        self.begin_once(self._supervise, "supervisor")
 
     def join(self, seconds: float) -> None:
         """Wait for all threads to end.
@@ -196,7 +196,7 @@ class Producers:
                 self.ended()
 
     def _supervise(self) -> None:
-        """Start makers while this process is eligible, and call `tend` periodically."""
+        """Start makers while this process is eligible, and call `maintain` periodically."""
         memory, bell = self.ring.memory, self.ring.memory.bell("changed")
         while True:
             value = bell.value
@@ -210,9 +210,9 @@ class Producers:
             except CommplanError as error:  # retried in the next iteration
                 self._refusal = error
                 log_warning("%s", error.diagnostics[0].message)
-            futex.wait(bell, value, TEND_S)
+            futex.wait(bell, value, MAINTENANCE_S)
             with contextlib.suppress(CommplanError, OSError):  # retried in the next iteration
-                self.tend()
+                self.maintain()
 
     def _begin_maker(self) -> None:
         """Start a thread that makes units. Raises CP0928 if it cannot be started."""

@@ -14,7 +14,7 @@ from commplan.ir.plan import Ref
 from commplan.runtime.input.layout import Array, aligned
 from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.observe.wait_log import ClosedError
-from commplan.runtime.input.phase_order import fingerprint, orders
+from commplan.runtime.input.phase_order import fingerprint, load_orders
 from commplan.runtime.input.program import EpochCursor, HostProgram
 from commplan.runtime.input.shm import slot_status
 from commplan.runtime.input.shm.slot_layout import SlotLayout, slot_layout
@@ -72,7 +72,7 @@ class UnitProgram:
         self.program, self.epoch, self.sources = program, epoch, sources
         self.meter = Meter(program.phase.name, program.schedule.plan)
         self.called = called_functions(program, functions)
-        self.orders = orders(program, sources)
+        self.orders = load_orders(program, sources)
         self.order = fingerprint(program, self.orders)
         declared(program, self.meter)
 

@@ -138,7 +138,7 @@ def test_threads_go_on_where_a_process_holds_the_feed_for_long(
             fail("CP0921", "process 7 holds it")
         return claim(ring)
 
-    monkeypatch.setattr(producers, "TEND_S", 0.01)
+    monkeypatch.setattr(producers, "MAINTENANCE_S", 0.01)
     monkeypatch.setattr(Ring, "claim", claimed)
     with joined(feed_name) as feed:
         feed._attachment.looks[99] = look

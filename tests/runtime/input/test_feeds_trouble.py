@@ -113,7 +113,7 @@ def test_batches_that_cannot_be_kept_keep_the_member(feed_name: str, monkeypatch
     np.testing.assert_array_equal(batch["pixels"], pixels)
 
 
-@pytest.mark.parametrize("which", ["tend", "maker"])
+@pytest.mark.parametrize("which", ["supervisor", "maker"])
 def test_threads_that_cannot_be_started(
     feed_name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, which: str
 ) -> None:
@@ -125,9 +125,9 @@ def test_threads_that_cannot_be_started(
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    monkeypatch.setattr(producers, "TEND_S", 0.01)
+    monkeypatch.setattr(producers, "MAINTENANCE_S", 0.01)
     monkeypatch.setattr(threading.Thread, "start", started)
-    if which == "tend":
+    if which == "supervisor":
         with pytest.raises(CommplanError) as error:
             joined(feed_name)
         assert code(error) == "CP0928" and "can't start new thread" in str(error.value)

@@ -188,7 +188,7 @@ def test_a_maker_that_cannot_lock_the_ring_is_replaced(
     """The first claim of each maker fails, as if a stopped process held the lock."""
     memory.header.set(cores=1)
     ring = joined(memory)
-    monkeypatch.setattr(ring_producers, "TEND_S", 0.01)
+    monkeypatch.setattr(ring_producers, "MAINTENANCE_S", 0.01)
     claim, failures = ring.claim, iter(range(3))
 
     def fail_first() -> Claim | None:
@@ -241,7 +241,7 @@ def test_a_process_whose_makers_cannot_be_started_raises_the_error(
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    monkeypatch.setattr(ring_producers, "TEND_S", 0.01)
+    monkeypatch.setattr(ring_producers, "MAINTENANCE_S", 0.01)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse_makers)
         producers.start()
