@@ -95,7 +95,7 @@ class Run(NamedTuple):
             rank's collectives, if there is one and the records are ordered as by `reading.read_records`.
         collectives: The slices of each collective, at least one, in order of their earliest begin.
         clocks: The clock of each machine, in order of its first record.
-        synchronised: The number of collectives that determine the clocks; 0 for a single machine.
+        clock_collectives: The number of collectives that determine the clocks; 0 for a single machine.
         lost: The number of events that the ring buffers have dropped.
         tasks: The operations of ranks that are not collectives, in order of their begin.
     """
@@ -104,7 +104,7 @@ class Run(NamedTuple):
     records: tuple[Record, ...]
     collectives: tuple[tuple[Slice, ...], ...]
     clocks: tuple[Clock, ...]
-    synchronised: int
+    clock_collectives: int
     lost: int
     tasks: tuple[Task, ...] = ()
 

@@ -84,7 +84,7 @@ def head(run: Run) -> _Json:
     ]  # fmt: skip
     ranks = run.ranks
     missing = list(missing_ranks(ranks, {record.rank for record in run.records}))
-    aligned = {"hosts": clocks, "collectives": run.synchronised, "bound": _BOUND}
+    aligned = {"hosts": clocks, "collectives": run.clock_collectives, "bound": _BOUND}
     return {"plan": run.plan, "ranks": ranks, "lost": run.lost, "missing": missing, "clocks": aligned}
 
 

@@ -47,25 +47,25 @@ class Slot:
         bounds = (*tuple(found.part(used, part)[0] for part in range(found.parts)), used)
         self.used = used
         memory = np.zeros(sum(copies * rows * nbytes for copies, nbytes in SIZES), np.uint8)
-        self.parcels: list[RowSlices] = []
+        self.row_slices: list[RowSlices] = []
         for copies, nbytes in SIZES:
             cells, memory = memory[: copies * rows * nbytes], memory[copies * rows * nbytes :]
-            self.parcels.append(RowSlices(cells.reshape(copies, rows, nbytes), bounds))
+            self.row_slices.append(RowSlices(cells.reshape(copies, rows, nbytes), bounds))
 
     def fill(self, found: Division, host: int) -> None:
-        for array, parcel in enumerate(self.parcels):
-            whole = content(self.number, array, parcel.cells.shape)
+        for array, slices in enumerate(self.row_slices):
+            whole = content(self.number, array, slices.cells.shape)
             for part, reader in enumerate(found.readers):
                 if found.hosts[reader] == host:
-                    low, high = parcel.bounds[part], parcel.bounds[part + 1]
-                    parcel.cells[:, low:high] = whole[:, low:high]
+                    low, high = slices.bounds[part], slices.bounds[part + 1]
+                    slices.cells[:, low:high] = whole[:, low:high]
 
     def wrong(self) -> bool:
         return any(
             not np.array_equal(
                 p.cells[:, : self.used], content(self.number, i, p.cells.shape)[:, : self.used]
             )
-            for i, p in enumerate(self.parcels)
+            for i, p in enumerate(self.row_slices)
         )
 
 
@@ -104,9 +104,9 @@ def speak(
         time.sleep(words.get("pause", {}).get(str(me), 0.0))
         while True:
             try:
-                last = before.parcels if before else ()
+                last = before.row_slices if before else ()
                 carrier.carry(
-                    number, slot.parcels, last, is_wanted=lambda: me not in words.get("unhurried", [])
+                    number, slot.row_slices, last, is_wanted=lambda: me not in words.get("unhurried", [])
                 )
                 break
             except RegroupedError as again:

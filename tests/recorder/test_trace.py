@@ -74,14 +74,14 @@ def test_clocks_of_hosts_are_bounded_by_their_collectives(seed: int) -> None:
     assert (first.offset, first.uncertainty) == (0.0, 0.0)
     assert second.lower <= TRUE_OFFSETS[1] <= second.upper
     assert abs(second.offset - TRUE_OFFSETS[1]) <= second.uncertainty < 0.003
-    assert run.synchronised == 80
+    assert run.clock_collectives == 80
     for collective in run.collectives:
         assert min(each.end for each in collective) >= max(each.begin for each in collective) - 1e-6
 
 
 def test_clocks_that_drift_follow_the_latest_collectives() -> None:
     run = read_run(two_hosts(1, drift=1e-3))
-    assert 0 < run.synchronised < 80
+    assert 0 < run.clock_collectives < 80
     assert run.clocks[1].lower <= TRUE_OFFSETS[1] * 1.04 + 1e-6
 
 

@@ -58,13 +58,13 @@ def batch(split: Division, number: int, rows: int) -> list[RowSlices]:
 def own(split: Division, index: int, whole: list[RowSlices]) -> list[RowSlices]:
     """Only the parts of the process's host."""
     low, high = split.part_range(split.hosts[index])
-    parcels = []
+    row_slices = []
     for slices in whole:
         cells = np.full_like(slices.cells, 99)
         rows = slice(slices.bounds[low], slices.bounds[high])
         cells[:, rows] = slices.cells[:, rows]
-        parcels.append(RowSlices(cells, slices.bounds))
-    return parcels
+        row_slices.append(RowSlices(cells, slices.bounds))
+    return row_slices
 
 
 def everything(index: int) -> dict[str, object]:

@@ -130,7 +130,7 @@ class Batches(Iterator[Item]):
         if missing:
             arrays |= self._map(batch, arrays)
         named = {name: arrays[ref] for name, ref in self._outputs.items()}
-        return Item.of(named, functools.partial(self._mask, batch.mask))
+        return Item.from_arrays(named, functools.partial(self._mask, batch.mask))
 
     def _mask(self, mask: Mask | None) -> Any:
         """See `Item.mask`. Raises CP0911 if `mask` is None."""

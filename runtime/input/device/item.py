@@ -22,7 +22,7 @@ class Item(NamedArrays[Any]):
     _mask: Callable[[], Any] | None
 
     @classmethod
-    def of(cls, arrays: dict[str, Any], mask: Callable[[], Any]) -> Item:
+    def from_arrays(cls, arrays: dict[str, Any], mask: Callable[[], Any]) -> Item:
         """A batch of `arrays`. `mask` returns the value of the property on each access."""
         item = cls(arrays)
         item._mask = mask

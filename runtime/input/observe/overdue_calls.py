@@ -99,11 +99,11 @@ class OverdueCalls:
         calls = (self._call(frames.get(thread.ident or 0)) for thread in threads)
         call = next((call for call in calls if call is not None), None)
         if call is None:
-            self.of_nobody(waited)
+            self.fail_without_call(waited)
         self._fail(call, waited)
 
     @staticmethod
-    def of_nobody(waited: float) -> NoReturn:
+    def fail_without_call(waited: float) -> NoReturn:
         """Raise CP0926 for a delay of `waited` seconds during which no thread is in a call."""
         text = f"this process has not made its part of a batch for {waited:.1f} s"
         raise CommplanError(Diagnostic("CP0926", text, None, (Note("none of its threads is in a call"),)))

@@ -53,7 +53,7 @@ class Cadence:
         self._last = 0.0  # when the last batch arrived, on `time.monotonic`; 0 before
         self._intervals: deque[float] = deque(maxlen=_INTERVALS)
 
-    def came(self) -> None:
+    def record_arrival(self) -> None:
         """Record that a batch has arrived now."""
         last, self._last = self._last, time.monotonic()
         if last:

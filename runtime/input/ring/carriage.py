@@ -104,10 +104,10 @@ class Carriage:
         layout, units = self._units.layout, self._units
         has_before = unit > self.ring.header.get("start")
         memory = self._slots.memory
-        before = layout.parcels(memory(unit - 1), units.rows(unit - 1)) if has_before else ()
-        parcels = layout.parcels(root, units.rows(unit))
+        before = layout.row_slices(memory(unit - 1), units.rows(unit - 1)) if has_before else ()
+        row_slices = layout.row_slices(root, units.rows(unit))
         self.carrier.carry(
-            unit, parcels, before, units.epoch_cursor.count(unit), lambda: self.ring.is_wanted(unit)
+            unit, row_slices, before, units.epoch_cursor.count(unit), lambda: self.ring.is_wanted(unit)
         )
 
     def check(self, unit: int) -> None:

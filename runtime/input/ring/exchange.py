@@ -137,7 +137,7 @@ class GroupExchange:
         root, waited_ns, is_spoiled = self._cursor.take(number)
         if waited_ns:
             self.awaited = -1
-        self._cadence.came()
+        self._cadence.record_arrival()
         if is_spoiled:
             return None, ()
         if not self._is_in_order:
@@ -161,7 +161,7 @@ class GroupExchange:
             finally:
                 if self.key:
                     self.meter.add(self.key, wait_s=time.perf_counter() - begun)
-        self._cadence.came()
+        self._cadence.record_arrival()
         if not self._is_in_order or ring.is_spoiled(number):
             self._check(number)
 

@@ -316,7 +316,7 @@ def units_of(content: UnitProgram, layout: SlotLayout, workers: Workers | None =
 
         made_of = stages(program, content.sources, content.called, content.meter)
         block = _BLOCK if workers is None else workers.block
-        batched = adapters.together(content.sources)
+        batched = adapters.fetch_groups(content.sources)
         return BatchFactory(
             program, content.orders, made_of, content.meter, block, workers, batched, epoch_cursor
         )

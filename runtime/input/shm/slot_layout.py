@@ -72,7 +72,7 @@ class SlotLayout:
         """The arrays as views of the slot bytes `root`, which they keep alive."""
         return {ref: layout.view(root, writable=writable) for ref, layout in self.arrays.items()}
 
-    def parcels(self, root: Any, rows: Mapping[int, int]) -> list[RowSlices]:
+    def row_slices(self, root: Any, rows: Mapping[int, int]) -> list[RowSlices]:
         """The slot as a carrier moves it: the notes, then the arrays, as bytes.
 
         Args:
@@ -84,14 +84,14 @@ class SlotLayout:
             number of rows.
         """
         cells = np.ndarray((1, self.parts, slot_status.NOTE_NBYTES), np.uint8, root, 0)
-        parcels = [RowSlices(cells, tuple(range(self.parts + 1)))]
+        row_slices = [RowSlices(cells, tuple(range(self.parts + 1)))]
         for layout in self.arrays.values():
             row_nbytes = int(np.prod(layout.shape[2:], dtype=np.int64)) * layout.dtype.itemsize
             cells = np.ndarray((*layout.shape[:2], row_nbytes), np.uint8, root, layout.offset)
             division, flow_rows = self.divisions[layout.flow], rows[layout.flow]
             lows = tuple(division.part(flow_rows, part)[0] for part in range(division.parts))
-            parcels.append(RowSlices(cells, (*lows, flow_rows)))
-        return parcels
+            row_slices.append(RowSlices(cells, (*lows, flow_rows)))
+        return row_slices
 
 
 def slot_layout(program: HostProgram, divisions: Mapping[int, Division]) -> SlotLayout:

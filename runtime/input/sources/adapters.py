@@ -320,7 +320,7 @@ def arranged(sources: Mapping[str, Source]) -> dict[str, Source]:
     return chosen
 
 
-def together(sources: Mapping[str, object]) -> list[tuple[str, ...]]:
+def fetch_groups(sources: Mapping[str, object]) -> list[tuple[str, ...]]:
     """The groups of sources that fetch records together, as `arranged` made them."""
     groups: dict[int, list[str]] = {}
     for name, source in sources.items():

@@ -54,6 +54,6 @@ class BatchInputs:
 
         return BatchFactory(
             self.program, self.orders, stages(self.program, self.sources, self.functions, self.meter),
-            self.meter, self.block, self.workers, adapters.together(self.sources), self.epoch_cursor,
+            self.meter, self.block, self.workers, adapters.fetch_groups(self.sources), self.epoch_cursor,
             self.memory,
         )  # fmt: skip

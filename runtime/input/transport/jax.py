@@ -122,20 +122,20 @@ class JaxCarrier:
         return True
 
     def carry(
-        self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1,
+        self, number: int, row_slices: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
-        """See `Carrier.carry`. Only `parcels` and `count` are used: the caller waits, no host is behind."""
+        """See `Carrier.carry`. Uses only `row_slices` and `count`: the caller waits, so no host is behind."""
         del number, before, is_wanted
         if self._stopped:
             raise ClosedError
         if self._compiled is None:
-            self._compiled = self._compile(parcels)
+            self._compiled = self._compile(row_slices)
         compiled = self._compiled
-        self._pack(parcels, compiled)
+        self._pack(row_slices, compiled)
         self.launched += 1
         received = self._result_of(lambda: self._run(compiled), count)
-        self._unpack(parcels, compiled, received)
+        self._unpack(row_slices, compiled, received)
 
     def stop(self) -> None:
         """See `Carrier.stop`."""
@@ -147,13 +147,13 @@ class JaxCarrier:
 
     # --- once ---
 
-    def _compile(self, parcels: Sequence[RowSlices]) -> _Compiled:
+    def _compile(self, row_slices: Sequence[RowSlices]) -> _Compiled:
         """The program for all batches, from the arrays of the first one."""
         layout: list[_PackedRows] = []
         nbytes = 0
         part_ranges = [self.division.part_range(host) for host in _makers(self.division)]
         most_parts = max(high - low for low, high in part_ranges)
-        for slices in parcels:
+        for slices in row_slices:
             copies, rows, row_nbytes = slices.cells.shape
             first_rows = max(slices.bounds[high] - slices.bounds[low] for low, high in part_ranges)
             # In a batch of any length, `most_parts` parts have at most this number of rows.
@@ -166,10 +166,10 @@ class JaxCarrier:
 
     # --- for every batch ---
 
-    def _pack(self, parcels: Sequence[RowSlices], compiled: _Compiled) -> None:
+    def _pack(self, row_slices: Sequence[RowSlices], compiled: _Compiled) -> None:
         """Copy the rows that this host has made to its packed rows."""
         low, high = self.division.part_range(self.host)
-        for slices, rows in zip(parcels, compiled.layout, strict=True):
+        for slices, rows in zip(row_slices, compiled.layout, strict=True):
             first, last = slices.bounds[low], slices.bounds[high]
             rows.view(compiled.packed)[:, : last - first] = slices.cells[:, first:last]
 
@@ -185,14 +185,14 @@ class JaxCarrier:
         received = compiled.run(all_rows).addressable_shards[0].data
         return np.asarray(received)[0]
 
-    def _unpack(self, parcels: Sequence[RowSlices], compiled: _Compiled, received: Words) -> None:
+    def _unpack(self, row_slices: Sequence[RowSlices], compiled: _Compiled, received: Words) -> None:
         """Copy the received rows of other hosts to the slot."""
         for index, host in enumerate(_makers(self.division)):
             if host == self.host:
                 continue
             low, high = self.division.part_range(host)
             packed = received[index].view(np.uint8)
-            for slices, rows in zip(parcels, compiled.layout, strict=True):
+            for slices, rows in zip(row_slices, compiled.layout, strict=True):
                 first, last = slices.bounds[low], slices.bounds[high]
                 slices.cells[:, first:last] = rows.view(packed)[:, : last - first]
 

@@ -110,7 +110,7 @@ class MpiCarrier:
     # --- called by the ring ---
 
     def carry(
-        self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1,
+        self, number: int, row_slices: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
         """See `Carrier.carry`. `count` is not used."""
@@ -121,12 +121,12 @@ class MpiCarrier:
             self._reporter = WaitReporter(self._cadence.usual_s())
             if self._survivors is None:
                 try:
-                    self._exchange(self._team, parcels)
+                    self._exchange(self._team, row_slices)
                 except (ListAbortedError, MPI.Exception) as error:
                     self._raise_dead(self._team, error)
             else:
-                self._survive(self._survivors, number, parcels, before)
-            self._cadence.came()
+                self._survive(self._survivors, number, row_slices, before)
+            self._cadence.record_arrival()
 
     def stop(self) -> None:
         """See `Carrier.stop`."""
@@ -146,11 +146,11 @@ class MpiCarrier:
 
     # --- one batch ---
 
-    def _exchange(self, team: Team, parcels: Sequence[RowSlices]) -> None:
+    def _exchange(self, team: Team, row_slices: Sequence[RowSlices]) -> None:
         """Carry out the moves of the division."""
-        self._run(team, _moves(self.division, team.processes), parcels)
+        self._run(team, _moves(self.division, team.processes), row_slices)
 
-    def _run(self, team: Team, moves: tuple[HostTransfer, ...], parcels: Sequence[RowSlices]) -> None:
+    def _run(self, team: Team, moves: tuple[HostTransfer, ...], row_slices: Sequence[RowSlices]) -> None:
         """Carry out `moves` on arrays in one contiguous memory.
 
         Raises:
@@ -159,9 +159,9 @@ class MpiCarrier:
         """
         if not moves:
             return
-        addresses = [slices.cells.ctypes.data for slices in parcels]
+        addresses = [slices.cells.ctypes.data for slices in row_slices]
         base = min(addresses)  # offsets instead of addresses: lists are cached by forms
-        forms = tuple(map(_form, parcels, (address - base for address in addresses)))
+        forms = tuple(map(_form, row_slices, (address - base for address in addresses)))
         host = self.division.hosts[self._process]
         try:
             transfers = team.transfers(moves, host, forms)
@@ -170,14 +170,14 @@ class MpiCarrier:
             self._cause = self._cause or f"{first.code} host {host} failed: {first.message}"
             raise
         if transfers.number is not None:
-            team.runner.run(transfers.number, base, self._waits, parcels)
+            team.runner.run(transfers.number, base, self._waits, row_slices)
         self.sent += transfers.sent
         self.received += transfers.received
 
     # --- one batch, after deaths ---
 
     def _survive(
-        self, survivors: Survivors, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices]
+        self, survivors: Survivors, number: int, row_slices: Sequence[RowSlices], before: Sequence[RowSlices]
     ) -> None:
         """Carry a batch, if necessary several times, with the processes that survive. As `carry`."""
         if self._due is not None and self._due.number <= number:
@@ -189,9 +189,9 @@ class MpiCarrier:
             try:
                 if self._process not in team.speakers.values():
                     raise _SilencedError  # this process is the speaker of its host from the next team on
-                if team is not self._team and self._settle(team, number, parcels, before):
+                if team is not self._team and self._settle(team, number, row_slices, before):
                     return
-                self._exchange(team, parcels)
+                self._exchange(team, row_slices)
                 self._pulse(team)
                 return
             except _SilencedError:
@@ -204,7 +204,7 @@ class MpiCarrier:
             self._await_survivors(survivors, team)
 
     def _settle(
-        self, team: Team, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices]
+        self, team: Team, number: int, row_slices: Sequence[RowSlices], before: Sequence[RowSlices]
     ) -> bool:
         """Bring the speakers of a new team to the same batch.
 
@@ -226,7 +226,7 @@ class MpiCarrier:
         if behind:
             source = next(host for host, other in numbers.items() if other == last)
             if this_host in (source, *behind):
-                arrays = parcels if this_host in behind else before
+                arrays = row_slices if this_host in behind else before
                 move = HostTransfer("broadcast", (source, *behind), (tuple(range(self.division.parts)),))
                 self._run(team, (move,), arrays)
         division = failover(self._planned, team.processes)

@@ -57,14 +57,14 @@ class Form:
         rows: the rows of each copy.
         row_nbytes: the bytes of a row.
         bounds: the first row of each part, then the number of rows in all parts.
-        at: the offset in bytes of the array in its slot.
+        offset: the offset in bytes of the array in its slot.
     """
 
     copies: int
     rows: int
     row_nbytes: int
     bounds: tuple[int, ...]
-    at: int = 0
+    offset: int = 0
 
     def windows(self, parts: Sequence[int]) -> list[Window]:
         """The windows of the rows of `parts`, copy by copy, and in the order of `parts`.
@@ -75,7 +75,7 @@ class Form:
         for copy in range(self.copies):
             for part in parts:
                 low, high = (
-                    self.at + (copy * self.rows + self.bounds[edge]) * self.row_nbytes
+                    self.offset + (copy * self.rows + self.bounds[edge]) * self.row_nbytes
                     for edge in (part, part + 1)
                 )
                 if low == high:

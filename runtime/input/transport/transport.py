@@ -61,7 +61,7 @@ class Carrier(Protocol):
         ...
 
     def carry(
-        self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1,
+        self, number: int, row_slices: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
         """Carry out `division.moves()` on the arrays of batch `number`. Waiting uses no CPU.
@@ -70,7 +70,7 @@ class Carrier(Protocol):
 
         Args:
             number: the number of the batch.
-            parcels: the arrays of its slot.
+            row_slices: the arrays of its slot.
             before: the arrays of batch `number` - 1, which this host has completely, for hosts that lack it
                 after a death; empty for the first batch.
             count: the number of the batch in errors (see `EpochCursor.count`).

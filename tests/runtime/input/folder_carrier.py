@@ -37,7 +37,7 @@ class FolderCarrier:
     _stopped: bool = False
 
     def carry(
-        self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1,
+        self, number: int, row_slices: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
         assert bool(before) == (number > 0)
@@ -52,18 +52,18 @@ class FolderCarrier:
                 owner = move.hosts[move.root if move.kind == "broadcast" else place]
                 path = self.folder / f"{number}-{at}-{place}.npz"
                 if owner == self.host:
-                    self._write(path, parcels, run)
+                    self._write(path, row_slices, run)
                 else:
-                    self._read(path, parcels, run, is_wanted)
+                    self._read(path, row_slices, run, is_wanted)
 
-    def _write(self, path: Path, parcels: Sequence[RowSlices], run: tuple[int, int]) -> None:
-        arrays = [p.cells[:, p.bounds[run[0]] : p.bounds[run[1]]] for p in parcels]
+    def _write(self, path: Path, row_slices: Sequence[RowSlices], run: tuple[int, int]) -> None:
+        arrays = [p.cells[:, p.bounds[run[0]] : p.bounds[run[1]]] for p in row_slices]
         with path.with_suffix(".part").open("wb") as file:
             np.savez(file, *arrays)
         path.with_suffix(".part").rename(path)
 
     def _read(
-        self, path: Path, parcels: Sequence[RowSlices], run: tuple[int, int], is_wanted: Callable[[], bool]
+        self, path: Path, row_slices: Sequence[RowSlices], run: tuple[int, int], is_wanted: Callable[[], bool]
     ) -> None:
         waited = 0.0
         while not path.exists():
@@ -74,8 +74,8 @@ class FolderCarrier:
             time.sleep(0.002)
             waited += 0.002 * is_wanted()
         with np.load(path) as found:
-            for parcel, name in zip(parcels, found.files, strict=True):
-                parcel.cells[:, parcel.bounds[run[0]] : parcel.bounds[run[1]]] = found[name]
+            for slices, name in zip(row_slices, found.files, strict=True):
+                slices.cells[:, slices.bounds[run[0]] : slices.bounds[run[1]]] = found[name]
 
     def stop(self) -> None:
         self._stopped = True

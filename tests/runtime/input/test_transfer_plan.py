@@ -115,7 +115,7 @@ def carry(
 def arrays(slot: np.ndarray, forms: list[Form]) -> list[np.ndarray]:
     shapes = [(form.copies, form.rows, form.row_nbytes) for form in forms]
     return [
-        slot[form.at : form.at + math.prod(shape)].reshape(shape)
+        slot[form.offset : form.offset + math.prod(shape)].reshape(shape)
         for form, shape in zip(forms, shapes, strict=True)
     ]
 
@@ -131,7 +131,7 @@ def forms_of(division: Division, rows: int, full: int, sizes: list[tuple[int, in
 def in_a_row(forms: list[Form]) -> list[Form]:
     """The arrays of a slot one behind the other."""
     starts = itertools.accumulate((f.copies * f.rows * f.row_nbytes for f in forms), initial=0)
-    return [dataclasses.replace(form, at=at) for form, at in zip(forms, starts, strict=False)]
+    return [dataclasses.replace(form, offset=start) for form, start in zip(forms, starts, strict=False)]
 
 
 divisions = st.builds(
