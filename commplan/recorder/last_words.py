@@ -29,12 +29,12 @@ def read_jobs(paths: Iterable[Path]) -> list[Record]:
     return records
 
 
-def last_words(records: Sequence[Record], who: str, killed: int) -> str:
+def last_words(records: Sequence[Record], noun: str, killed: int) -> str:
     """The error that names the process that died first, and how it died.
 
     Args:
         records: The records of one job, at least one.
-        who: The noun for a rank in messages, such as `process`.
+        noun: The noun for a rank in messages, such as `process`.
         killed: The number of processes of this host that the kernel has killed for lack of memory
             since the sidecar started.
 
@@ -49,7 +49,7 @@ def last_words(records: Sequence[Record], who: str, killed: int) -> str:
     deaths = [rank for rank in ranks if rank.state == "dead" and rank.end and rank is not first]
     deaths.sort(key=lambda rank: (rank.end.startswith("was ended"), rank.gone_s))
     text, *notes = [
-        f"{who} {rank.rank} (process {rank.process} on {rank.host}) {rank.end}{_place(rank)}"
+        f"{noun} {rank.rank} (process {rank.process} on {rank.host}) {rank.end}{_place(rank)}"
         for rank in (first, *deaths[:_SHOWN])
     ]
     # JAX aborts processes that lose another one: an exception on the latter is the cause.
@@ -57,13 +57,13 @@ def last_words(records: Sequence[Record], who: str, killed: int) -> str:
     raised = next((rank for rank in ended if rank.end.startswith(_ENDED_WITH)), None)
     if raised is not None and first.end.startswith("was aborted"):
         reason = raised.end.removeprefix(_ENDED_WITH)
-        text, *notes = [f"the program has ended on {who} {raised.rank}: {reason}", text, *notes]
+        text, *notes = [f"the program has ended on {noun} {raised.rank}: {reason}", text, *notes]
     # The communication library aborts processes whose messages do not match: another order is the cause.
     states = states_of(ranks, first.gone_s, {})
     judgement = verdict.blame(states)
     if judgement.kind == "order":
         text, *notes = [
-            *verdict.described(judgement, states, who, first.rank).split("\nnote: "),
+            *verdict.described(judgement, states, noun, first.rank).split("\nnote: "),
             text,
             *notes,
         ]

@@ -18,15 +18,15 @@ class Notice:
     Attributes:
         notes: Its notes: the waiting rank and its call, and how to end the wait.
         after_s: Seconds of waiting before it is printed.
-        who: The noun for a rank: `rank` or `process`.
+        noun: The noun for a rank: `rank` or `process`.
     """
 
     notes: Sequence[str]
     after_s: float
-    who: str = "process"
+    noun: str = "process"
     _is_due: bool = True
 
-    def look(self, waited: float, missing: Callable[[], Sequence[int]]) -> None:
+    def poll(self, waited: float, missing: Callable[[], Sequence[int]]) -> None:
         """Print the message on the first call with `waited` above `after_s`. Called repeatedly.
 
         Args:
@@ -39,5 +39,5 @@ class Notice:
         self._is_due = False
         if ranks := missing():
             verb = "have" if len(ranks) > 1 else "has"
-            text = f"commplan: {listed(self.who, ranks)} {verb} not arrived within {waited:.0f} s"
+            text = f"commplan: {listed(self.noun, ranks)} {verb} not arrived within {waited:.0f} s"
             print("\nnote: ".join([text, *self.notes]), file=sys.stderr, flush=True)

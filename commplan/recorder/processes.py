@@ -56,15 +56,15 @@ def silence(state: str, host: str) -> str:
     return _IN_WORDS.get(state, unreachable)
 
 
-def identity(who: str, number: int, process: int, host: str, state: str) -> str:
+def identity(noun: str, number: int, process: int, host: str, state: str) -> str:
     """A sentence with the PID and the host of a process of a job, and how to end it if it is stopped.
 
     Args:
-        who: The noun for a process in messages, such as `rank`.
+        noun: The noun for a process in messages, such as `rank`.
         number: The number of the process in the job.
         process: Its process number on `host`.
         host: The name of the host.
         state: A result of `process_state`.
     """
     lives = f", and lives: kill -CONT {process} lets it end" if state == "stopped" else ""
-    return f"{who} {number} is PID {process} on {host}{lives}"
+    return f"{noun} {number} is PID {process} on {host}{lives}"

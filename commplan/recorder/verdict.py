@@ -20,8 +20,8 @@ SHOWN = 4  # maximum number of ranks with a separate note
 _LISTED = 8  # maximum number of ranges in a list of ranks, and of lines about ranks
 _SETTLE_S = 1.0  # seconds that other ranks have to begin a comparison
 # When an operation counts as slow, see `usual_s`:
-FIRST = 12  # factor of the bound in the first runs of an operation, when ranks may compile
-_FEW = 3  # the number of runs to which `FIRST` applies
+STARTUP_FACTOR = 12  # factor of the bound in the first runs of an operation, when ranks may compile
+_STARTUP_RUNS = 3  # the number of runs to which `STARTUP_FACTOR` applies
 _INTERVALS = 16  # the number of latest intervals between runs of which the median is taken
 _MEDIANS = 5.0  # factor of this median
 
@@ -319,10 +319,10 @@ def usual_s(runs: int, intervals: Sequence[float], bound_s: float) -> float:
     Args:
         runs: How often it has begun.
         intervals: Seconds between the begins of its last runs, the newest first; empty if unknown.
-        bound_s: The minimum result; multiplied by `FIRST` during the first `_FEW` runs.
+        bound_s: The minimum result; multiplied by `STARTUP_FACTOR` during the first `_STARTUP_RUNS` runs.
     """
-    if runs <= _FEW:
-        return FIRST * bound_s
+    if runs <= _STARTUP_RUNS:
+        return STARTUP_FACTOR * bound_s
     return max(bound_s, _MEDIANS * statistics.median(intervals[:_INTERVALS] or [0.0]))
 
 
@@ -331,55 +331,58 @@ def _idle(states: Sequence[RankState]) -> float:
     return min((state.idle_s for state in states), default=0.0)
 
 
-def described(verdict: Verdict, states: States, who: str, reporter: int) -> str:
+def described(verdict: Verdict, states: States, noun: str, reporter: int) -> str:
     """The message for a verdict of a running job: a line, and notes, one on each further line.
 
     Args:
         verdict: Any verdict except `none`.
         states: The states from which it was made.
-        who: The noun for a rank in messages, such as `process`.
+        noun: The noun for a rank in messages, such as `process`.
         reporter: The rank that prints it. For `late` and `busy`, the message has the seconds of its wait.
     """
     ranks, waiting = list(verdict.reasons), list(verdict.waiting)
-    noun = "collective" if who == "rank" else "step"
-    waits = [_waits(who, states[rank]) for rank in waiting[:SHOWN] if states[rank].waits]
+    operation = "collective" if noun == "rank" else "step"
+    waits = [_waits(noun, states[rank]) for rank in waiting[:SHOWN] if states[rank].waits]
     seconds = _idle([states[rank] for rank in waiting])
     if verdict.kind == "apart":
         sequence, joint = max(states[waiting[0]].joint.items(), key=lambda item: item[1].waits_s)
         other = states[ranks[0]]
         name, place = other.joint[sequence].comparison.name, other.stack.split(", from ")[0]
-        return _joined(*_disagreement(joint.comparison, f"{who} {other.rank}", name, place))
+        return _joined(*_disagreement(joint.comparison, f"{noun} {other.rank}", name, place))
     if verdict.kind == "order":
         name = verdict.names[ranks[0] if ranks else max(verdict.names)]
         odd, majority = (
             [rank for rank in verdict.names if (verdict.names[rank] == name) is is_odd]
             for is_odd in (True, False)
         )
-        line = f"the {_plural(who)} call their steps in another order: {listed(who, odd)} {name} as call"
-        return _joined(f"{line} {verdict.call}, {listed(who, majority)} {verdict.names[majority[0]]}", *waits)
+        line = f"the {_plural(noun)} call their steps in another order: {listed(noun, odd)} {name} as call"
+        line += f" {verdict.call}, {listed(noun, majority)} {verdict.names[majority[0]]}"
+        return _joined(line, *waits)
     if verdict.kind == "circle":
-        line = f"the {_plural(who)} have waited for each other for {seconds:.1f} s"
-        return _joined(f"{line}, in different orders of {noun}s", *waits)
+        line = f"the {_plural(noun)} have waited for each other for {seconds:.1f} s"
+        return _joined(f"{line}, in different orders of {operation}s", *waits)
     if verdict.kind == "stalled":
         return _joined(
-            f"all {_plural(who)} have reached it, and have made no progress for {seconds:.1f} s", *waits
+            f"all {_plural(noun)} have reached it, and have made no progress for {seconds:.1f} s", *waits
         )
     if verdict.kind == "behind":
-        return _joined(*(f"{who} {rank}: {reason}" for rank, reason in verdict.reasons.items()), *waits)
+        return _joined(*(f"{noun} {rank}: {reason}" for rank, reason in verdict.reasons.items()), *waits)
     if verdict.kind == "down":
-        lines = _down(who, [states[rank] for rank in ranks])
+        lines = _down(noun, [states[rank] for rank in ranks])
         lines += [note for rank in ranks[:_LISTED] for note in states[rank].notes]
-        lines += [f"{listed(who, waiting)} wait{'' if len(waiting) > 1 else 's'}"] if waiting else []
-        lines += [_waits(who, states[n]) for n in waiting[:SHOWN] if states[n].waits[0].progress]
+        lines += [f"{listed(noun, waiting)} wait{'' if len(waiting) > 1 else 's'}"] if waiting else []
+        lines += [_waits(noun, states[n]) for n in waiting[:SHOWN] if states[n].waits[0].progress]
         return _joined(*lines)
 
     # `late` or `busy`.
     seconds = states[reporter].waits[0].seconds if states[reporter].waits else 0.0
-    lines = [f"{listed(who, ranks)} {'have' if len(ranks) > 1 else 'has'} not arrived within {seconds:.1f} s"]
+    verb = "have" if len(ranks) > 1 else "has"
+    lines = [f"{listed(noun, ranks)} {verb} not arrived within {seconds:.1f} s"]
     for state in (states[rank] for rank in ranks[:SHOWN]):
         condition = "waits for a disk or a file system" if state.condition == STUCK else "is alive"
-        text = f"{who} {state.rank} ({state.process}) {condition}, in no {noun} for {state.idle_s:.1f} s"
-        lines += [text + state.finished, *([f"its Python: {state.stack}"] if state.stack else [])]
+        text = f"{noun} {state.rank} ({state.process}) {condition}, in no {operation} for"
+        lines.append(f"{text} {state.idle_s:.1f} s{state.finished}")
+        lines += [f"its Python: {state.stack}"] if state.stack else []
     return _joined(*lines)
 
 
@@ -416,26 +419,26 @@ def step_of(name: str) -> str:
     return match[1] if match else name
 
 
-def _waits(who: str, state: RankState) -> str:
+def _waits(noun: str, state: RankState) -> str:
     """A note about the first wait of a rank, which waits."""
     wait = state.waits[0]
-    return f"{who} {state.rank} waits in {wait.where}{f', {wait.progress}' if wait.progress else ''}"
+    return f"{noun} {state.rank} waits in {wait.where}{f', {wait.progress}' if wait.progress else ''}"
 
 
-def _down(who: str, states: Sequence[RankState]) -> list[str]:
+def _down(noun: str, states: Sequence[RankState]) -> list[str]:
     """The conditions of ranks that cannot go on: a line for each of `_LISTED` reasons, one for the others."""
     by_reason: dict[tuple[bool, str], list[int]] = {}
     for state in states:
         by_reason.setdefault((state.condition == "ended", state.how), []).append(state.rank)
     lines: list[str] = []
     for (has_ended, how), ranks in itertools.islice(by_reason.items(), _LISTED):
-        named = listed(who, ranks)
+        named = listed(noun, ranks)
         if has_ended:
             lines.append(f"the program has ended on {named}{f': {how}' if how else ''}")
         else:
             lines.append(f"{'each of ' if len(ranks) > 1 else ''}{named} {how}")
     unlisted = sorted(itertools.chain.from_iterable([*by_reason.values()][_LISTED:]))
-    return [*lines, *([f"{listed(who, unlisted)} cannot go on"] if unlisted else [])]
+    return [*lines, *([f"{listed(noun, unlisted)} cannot go on"] if unlisted else [])]
 
 
 def _joined(*lines: str) -> str:
@@ -443,15 +446,15 @@ def _joined(*lines: str) -> str:
     return "\nnote: ".join(lines)
 
 
-def _plural(who: str) -> str:
-    return who + ("es" if who.endswith("s") else "s")
+def _plural(noun: str) -> str:
+    return noun + ("es" if noun.endswith("s") else "s")
 
 
-def listed(who: str, numbers: Sequence[int]) -> str:
+def listed(noun: str, numbers: Sequence[int]) -> str:
     """Ranks in a message, such as `processes 0, 2` or `ranks 8-15`.
 
     Args:
-        who: The noun for a rank, in the singular.
+        noun: The noun for a rank, in the singular.
         numbers: The ranks, at least one. Three or more consecutive ones are a range. After `_LISTED` groups
             of consecutive ranks, the text has only the number of the others.
     """
@@ -460,6 +463,6 @@ def listed(who: str, numbers: Sequence[int]) -> str:
         for _, group in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
     ]
     texts = [f"{each[0]}-{each[-1]}" if len(each) > 2 else ", ".join(map(str, each)) for each in ranges]
-    text = f"{_plural(who) if len(numbers) > 1 else who} {', '.join(texts[:_LISTED])}"
+    text = f"{_plural(noun) if len(numbers) > 1 else noun} {', '.join(texts[:_LISTED])}"
     more = sum(map(len, ranges[_LISTED:]))
     return text + (f" and {more} more" if more else "")

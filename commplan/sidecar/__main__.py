@@ -71,9 +71,11 @@ class Sidecar:
 
         messages = list(received(self.mail, self.address.key))
         if self.observer is not None:
-            self.observer.take(messages)
+            self.observer.receive(messages)
 
-    def take(self, process: AttendedProcess, message: dict[str, Any], descriptors: list[int]) -> None:
+    def handle_record(
+        self, process: AttendedProcess, message: dict[str, Any], descriptors: list[int]
+    ) -> None:
         """Handle a message of a process about a record: a new record, sidecars of other hosts, or its end.
 
         Args:
@@ -85,12 +87,12 @@ class Sidecar:
         if "who" in message:
             # The name of the file contains the job, see `recorder.file.path_of`.
             job = message["job"] or record.name.split(".")[0].rpartition("-")[2]
-            process.who, process.job = process.who or message["who"], process.job or job
+            process.label, process.job = process.label or message["who"], process.job or job
             process.records.append(record)
             if message["watched"]:  # find the rank that blocks the others while the job runs
-                who, members = message["who"].split(" ")[0], tuple(message["members"])
+                noun, members = message["who"].split(" ")[0], tuple(message["members"])
                 opened = descriptors.pop() if descriptors else -1  # its file may have been removed
-                self._watching().add(job, record, process, who, members, opened)
+                self._watching().add(job, record, process, noun, members, opened)
         elif observer is not None and "hosts" in message:
             from commplan.sidecar.mail import Address  # noqa: PLC0415
 
@@ -124,10 +126,10 @@ class Sidecar:
                 key.data()
             if self.observer is not None and time.monotonic() >= looked_s + _TICK_S:
                 looked_s = time.monotonic()
-                self.observer.look()
+                self.observer.poll()
             if not events or any(time.monotonic() > process.seconds + _LATEST_S for process in self.news):
                 for process in self.news:
-                    self.weigh(process)
+                    self.evaluate_end(process)
                 self.news.clear()
 
     def has_ended(self) -> bool:
@@ -154,13 +156,14 @@ class Sidecar:
                 if peer(line)[1] != os.getuid():
                     line.close()
                     continue
-                process = AttendedProcess(line, self.take)
+                process = AttendedProcess(line, self.handle_record)
                 self.running.append(process)
-                self.selector.register(line, selectors.EVENT_READ, functools.partial(self.hear, process))
+                receive = functools.partial(self.receive_from, process)
+                self.selector.register(line, selectors.EVENT_READ, receive)
 
-    def hear(self, process: AttendedProcess) -> None:
+    def receive_from(self, process: AttendedProcess) -> None:
         """Receive messages of a process. From its first message on, wait for its end."""
-        is_introduced, is_open = process.descriptor >= 0, process.hear()
+        is_introduced, is_open = process.descriptor >= 0, process.receive()
         if not is_introduced and process.descriptor >= 0:
             end = functools.partial(self.end, process)
             self.selector.register(process.descriptor, selectors.EVENT_READ, end)
@@ -174,14 +177,14 @@ class Sidecar:
     def end(self, process: AttendedProcess) -> None:
         """Note that a process has ended, after its last messages."""
         process.seconds, process.ended = time.monotonic(), status(process.number, process.descriptor)
-        process.hear()
+        process.receive()
         for file in (process.line, process.descriptor):
             with contextlib.suppress(KeyError, ValueError):
                 self.selector.unregister(file)
         self.running.remove(process)
         self.news.append(process)
 
-    def weigh(self, process: AttendedProcess) -> None:
+    def evaluate_end(self, process: AttendedProcess) -> None:
         """Evaluate the end of a process in `news`.
 
         Adds the end to its records, unless the process has reported it. If it is the last process of its job
@@ -197,12 +200,12 @@ class Sidecar:
             unreported.append(process)
         after = self.news[self.news.index(process) + 1 :]
         if all(other.job != process.job for other in (*self.running, *after)):
-            self._speak(self.unreported.pop(process.job), process)
+            self._report_end(self.unreported.pop(process.job), process)
         if self.observer is not None:
             self.observer.drop(self.running)
         process.close()
 
-    def _speak(self, unreported: list[AttendedProcess], last: AttendedProcess) -> None:
+    def _report_end(self, unreported: list[AttendedProcess], last: AttendedProcess) -> None:
         """Print why a job without running processes ended, if none of them has reported it.
 
         Args:
@@ -215,8 +218,8 @@ class Sidecar:
 
         # The first record of each process belongs to the job's first communicator or mesh.
         records = read_jobs(process.records[0] for process in unreported)
-        if text := last_words(records, last.who.split(" ")[0], kills_for_memory() - self.killed):
-            last.say(text)
+        if text := last_words(records, last.label.split(" ")[0], kills_for_memory() - self.killed):
+            last.write_stderr(text)
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ _exempt: list[bool] = []  # non-empty in a forked child, which sends no messages
 
 
 def attend(
-    record: Path, who: str, *, watched: bool = False, job: str = "", members: Sequence[int] = ()
+    record: Path, label: str, *, watched: bool = False, job: str = "", members: Sequence[int] = ()
 ) -> Address | None:
     """Introduce this process and a record of it to the sidecar of this host, which is started if necessary.
 
@@ -57,7 +57,7 @@ def attend(
 
     Args:
         record: The file of a `Recording`.
-        who: The rank in messages, such as `rank 2` or `process 0`.
+        label: The rank in messages, such as `rank 2` or `process 0`.
         watched: Whether the sidecar finds the rank that blocks others, see `recorder.live.put_limits`.
         job: The name of the job; if empty, that in the name of `record`.
         members: The processes that run the recorded steps together, if whole steps are recorded; else empty.
@@ -68,7 +68,7 @@ def attend(
     """
     if _exempt or os.environ.get("COMMPLAN_SIDECAR") == "0":
         return None
-    content = {"record": str(record), "who": who, "watched": watched, "job": job, "members": [*members]}
+    content = {"record": str(record), "who": label, "watched": watched, "job": job, "members": [*members]}
     message = json.dumps(content).encode()
     opened: list[int] = []
     try:

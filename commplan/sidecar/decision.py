@@ -13,7 +13,16 @@ from collections.abc import Mapping, Sequence
 from commplan.recorder import live
 from commplan.recorder.rank_state import RankState
 from commplan.recorder.stacks import main_stack
-from commplan.recorder.verdict import FIRST, SHOWN, Patience, Verdict, blame, described, is_down, listed
+from commplan.recorder.verdict import (
+    SHOWN,
+    STARTUP_FACTOR,
+    Patience,
+    Verdict,
+    blame,
+    described,
+    is_down,
+    listed,
+)
 from commplan.sidecar.hosts import OtherHosts
 from commplan.sidecar.process_table import ProcessTable
 from commplan.sidecar.states import COMPARISON, LEFT, OpenRecord, usual_wait_s, waited_s
@@ -49,13 +58,13 @@ class HangDetector:
         self._again = 0.0  # the time of the next evaluation, at the earliest
         self._is_judged = False  # whether a verdict was written
         self._suspected: object = None  # the result of the last evaluation, see `_is_confirmed`
-        self._noticed: set[object] = set()  # the keys of the messages that were printed, see `_say`
+        self._noticed: set[object] = set()  # the keys of the messages that were printed, see `_print_once`
 
     def absorb(self, other: HangDetector) -> None:
         """Take over the verdict on a job that has turned out to be this one."""
         self._is_judged |= other._is_judged
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Evaluate the job if a rank waits for too long. Called repeatedly.
 
         The evaluation takes place once the other hosts have sent the states of their ranks.
@@ -78,7 +87,7 @@ class HangDetector:
         """
         has_died = self._hosts.is_warned or any(each.process.seconds for each in self._table)
         has_ended = self._hosts.is_warned or any(each.live.left for each in self._table)
-        is_process, alarmed = self._table.who == "process", list[OpenRecord]()
+        is_process, alarmed = self._table.noun == "process", list[OpenRecord]()
         for each in (each for each in self._table if not each.process.seconds):
             waited, compares, bound = waited_s(each.live, now), each.live.compares, each.live.bound_s
             is_alarmed = waited > bound or each.live.asks > each.live.answered
@@ -116,7 +125,7 @@ class HangDetector:
             return
 
         # Select the wait that is evaluated.
-        source, is_process = _source(waiting, states), self._table.who == "process"
+        source, is_process = _source(waiting, states), self._table.noun == "process"
         waiter, compares, bound = source.rank, source.live.is_comparing, source.live.bound_s
         if not compares and not is_process:  # a rank that compares a step may still execute an earlier one
             states = {
@@ -139,9 +148,9 @@ class HangDetector:
         is_over = has_ended and not compares and not is_process  # the engine reports it
         is_still = min((states[rank].idle_s for rank in verdict.waiting), default=0.0) >= bound
         is_known = states.keys() >= self._table.ranks or verdict.kind in ("down", "apart")
-        if not is_known and waited_s(source.live, now) > FIRST * bound:
+        if not is_known and waited_s(source.live, now) > STARTUP_FACTOR * bound:
             missing = tuple(sorted(self._table.ranks - states.keys()))
-            text = f"the state of {listed(self._table.who, missing)} is unknown here"
+            text = f"the state of {listed(self._table.noun, missing)} is unknown here"
             self._print(text, source, (waiter,), missing)
         if is_over or verdict.kind == "none" or not is_known:
             return
@@ -197,7 +206,7 @@ class HangDetector:
         """
         waiter, ends, compares = source.rank, bool(source.live.ends), source.live.is_comparing
         late_s = max(usual, source.live.busy_s)
-        text, line = described(verdict, states, self._table.who, waiter), states[waiter].waits[0].where
+        text, line = described(verdict, states, self._table.noun, waiter), states[waiter].waits[0].where
         if verdict.kind == "busy":
             is_excused = any(states[rank].is_excused for rank in verdict.reasons)
             if states[waiter].idle_s >= usual and not is_excused:
@@ -231,10 +240,11 @@ class HangDetector:
         if not self._is_confirmed(verdict, now):
             return
         if is_reason and failed[0].live.ends:
-            self._judge(described(verdict, states, self._table.who, waiter), "", now, abandoned=False)
+            self._judge(described(verdict, states, self._table.noun, waiter), "", now, abandoned=False)
             return
         if is_reason:
-            failed[0].process.say(f"commplan: {described(verdict, states, self._table.who, waiter)}\n")
+            text = described(verdict, states, self._table.noun, waiter)
+            failed[0].process.write_stderr(f"commplan: {text}\n")
         for each in failed:
             with contextlib.suppress(OSError):
                 live.write_answer(each.descriptor)
@@ -245,7 +255,7 @@ class HangDetector:
         comparing = [n for n, state in states.items() if any(each.waits_s for each in state.joint.values())]
         late = [n for n in verdict.waiting if n not in comparing] if comparing else []
         text = f"{wait.where} has not ended for {states[source.rank].idle_s:.0f} s"
-        where = [f"{self._table.who} {n} is at {states[n].stack or 'an unknown line'}" for n in late]
+        where = [f"{self._table.noun} {n} is at {states[n].stack or 'an unknown line'}" for n in late]
         text += f"; {'; '.join([*where, _TIMEOUT] if late else ['no process is late for it'])}"
         self._print(text, source, verdict.waiting)
 
@@ -262,13 +272,13 @@ class HangDetector:
     ) -> None:
         """Print `text` once for each wait and each set of `named` ranks, on the first rank that waits."""
         for first in [each for each in self._table if each.rank == min(waiting)][:1]:
-            self._say(first, text, (source.live.waits or source.live.compares, named))
+            self._print_once(first, text, (source.live.waits or source.live.compares, named))
 
-    def _say(self, record: OpenRecord, text: str, key: object) -> None:
+    def _print_once(self, record: OpenRecord, text: str, key: object) -> None:
         """Print `text` on a rank, once for each `key`."""
         if key not in self._noticed:
             self._noticed.add(key)
-            record.process.say(f"commplan: {text}\n")
+            record.process.write_stderr(f"commplan: {text}\n")
 
     def _part(self, alarmed: Sequence[OpenRecord], states: Mapping[int, RankState], now: float) -> None:
         """Decide whether all the ranks for which a rank waits at its end are dead.
@@ -292,24 +302,24 @@ class HangDetector:
         if not remaining or not self._is_confirmed(verdict, now):
             return
         if verdict.kind == "down":
-            first, *notes = described(verdict, states, self._table.who, waiter).splitlines()
+            first, *notes = described(verdict, states, self._table.noun, waiter).splitlines()
             text = "\n".join([f"{first}, and all others have ended", *notes])
             if source.live.ends:
                 self._judge(text, "", now, abandoned=True)
             else:
-                self._say(source, text, text)
+                self._print_once(source, text, text)
             return
         late = next((rank for rank in remaining if rank not in down and not states[rank].waits), None)
-        has_waited = waited > FIRST * source.live.bound_s
+        has_waited = waited > STARTUP_FACTOR * source.live.bound_s
         if late is not None and has_waited and not source.live.served:
-            _, *notes = described(Verdict("busy", {late: ""}), states, self._table.who, waiter).splitlines()
+            _, *notes = described(Verdict("busy", {late: ""}), states, self._table.noun, waiter).splitlines()
             text = f"this process has ended and waits for rank {late}"
-            self._say(source, "\n".join([text, *notes]), "parting")
+            self._print_once(source, "\n".join([text, *notes]), "parting")
 
     def _judge(self, text: str, line: str, now: float, *, abandoned: bool) -> None:
         """Write a verdict to the records of all hosts, see `live.write_verdict`."""
         self.write(text, line, now, abandoned=abandoned)
-        self._hosts.tell("verdict", text=text, line=line, abandoned=abandoned)
+        self._hosts.broadcast("verdict", text=text, line=line, abandoned=abandoned)
 
     def write(self, text: str, line: str, now: float, *, abandoned: bool) -> None:
         """Write a verdict, which may be that of another host, to the records of this host.

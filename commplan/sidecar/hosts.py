@@ -56,7 +56,7 @@ class OtherHosts:
         self.addresses |= other.addresses
         self._heard |= other._heard
 
-    def take(self, message: SidecarMessage) -> None:
+    def receive(self, message: SidecarMessage) -> None:
         """Handle a greeting, a warning or an answer of the sidecar of one of these hosts.
 
         The sender must be in `addresses`. Questions and verdicts only count as a sign of life here.
@@ -80,7 +80,7 @@ class OtherHosts:
         sender, is_repeat = self.addresses[question.sender], question.is_repeat
         self._post("answer", [sender], serial=question.serial, states=states, is_repeat=is_repeat)
 
-    def tell(self, kind: str, **content: object) -> None:
+    def broadcast(self, kind: str, **content: object) -> None:
         """Send a message with these fields of `SidecarMessage` to the sidecars of all other hosts."""
         if self.addresses:
             self._post(kind, [*{*self.addresses.values()}], **content)

@@ -31,11 +31,11 @@ class Job:
     Args:
         send: Sends a message to the sidecars of other hosts.
         address: The address of this sidecar.
-        who: See `ProcessTable`.
+        noun: See `ProcessTable`.
     """
 
-    def __init__(self, name: str, send: Send, address: Address, who: str = "rank") -> None:
-        self.name, self.table = name, ProcessTable(who)
+    def __init__(self, name: str, send: Send, address: Address, noun: str = "rank") -> None:
+        self.name, self.table = name, ProcessTable(noun)
         self.hosts = OtherHosts(name, self.table, send, address)
         self._detector = HangDetector(self.table, self.hosts)
         self._ended: set[int] = set()  # ranks here that have died, or whose program has ended
@@ -47,37 +47,37 @@ class Job:
         self.hosts.absorb(other.hosts)
         self._detector.absorb(other._detector)
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Evaluate the job if a rank waits for too long. `now` is on `time.monotonic`. Called repeatedly."""
         if text := self.hosts.greet_unheard(now):
-            self.say(text)
+            self.write_stderr(text)
         self.table.refresh()
         ended = {
-            n.rank for n in self.table if n.process.seconds or (self.table.who == "process" and n.live.left)
+            n.rank for n in self.table if n.process.seconds or (self.table.noun == "process" and n.live.left)
         }
         if ended - self._ended:
             self._ended |= ended
-            self.hosts.tell("gone")  # the other sidecars evaluate waits soon
-        self._detector.look(now)
+            self.hosts.broadcast("gone")  # the other sidecars evaluate waits soon
+        self._detector.poll(now)
 
-    def say(self, text: str) -> None:
+    def write_stderr(self, text: str) -> None:
         """Print `text` on the first process that runs; on none if all have ended."""
         for process in [each.process for each in self.table if not each.process.seconds][:1]:
-            process.say(f"commplan: {text}\n")
+            process.write_stderr(f"commplan: {text}\n")
 
     def report(self, error: Exception) -> None:
         """Print once that an evaluation has failed, with the traceback of `error`."""
         if not self._is_reported:
             self._is_reported = True
-            self.say(
+            self.write_stderr(
                 "".join(["ranks that block others are not reported: ", *traceback.format_exception(error)])
             )
 
-    def take(self, message: SidecarMessage) -> None:
+    def receive(self, message: SidecarMessage) -> None:
         """Handle a message of another host's sidecar. Messages of unknown senders are ignored."""
         if message.sender not in self.hosts.addresses:
             return
-        self.hosts.take(message)
+        self.hosts.receive(message)
         if message.kind == "ask" and self.table:
             self.hosts.answer(message, self.table.recent_states(time.monotonic()))
         elif message.kind == "verdict":
@@ -100,7 +100,7 @@ class Observer:
         self._send, self._address = send, address
 
     def add(
-        self, name: str, path: Path, process: AttendedProcess, who: str, members: tuple[int, ...] = (),
+        self, name: str, path: Path, process: AttendedProcess, noun: str, members: tuple[int, ...] = (),
         descriptor: int = -1,
     ) -> None:  # fmt: skip
         """Add a record to the job of this name, or to a new one. A record that cannot be read is ignored.
@@ -110,9 +110,9 @@ class Observer:
         Args:
             name: The name of the job.
             path, process, members, descriptor: See `states.OpenRecord`.
-            who: See `ProcessTable`.
+            noun: See `ProcessTable`.
         """
-        new = Job(name, self._send, self._address, who)
+        new = Job(name, self._send, self._address, noun)
         new.table.track(path, process, members, descriptor)
         same = [job for job in self.jobs if job.name == name and job.table.ranks & new.table.ranks]
         if not same:
@@ -124,20 +124,20 @@ class Observer:
             job.absorb(other)
             self.jobs.remove(other)
 
-    def look(self) -> None:
-        """Evaluate all jobs, see `Job.look`. Errors are printed."""
+    def poll(self) -> None:
+        """Evaluate all jobs, see `Job.poll`. Errors are printed."""
         for job in self.jobs:
             try:
-                job.look(time.monotonic())
+                job.poll(time.monotonic())
             except Exception as error:  # noqa: BLE001  one job must not end the sidecar of all
                 job.report(error)
 
-    def take(self, messages: Iterable[SidecarMessage]) -> None:
-        """Handle messages of other sidecars, see `Job.take`."""
+    def receive(self, messages: Iterable[SidecarMessage]) -> None:
+        """Handle messages of other sidecars, see `Job.receive`."""
         for message in messages:
             for job in (job for job in self.jobs if job.name == message.job):
                 with contextlib.suppress(Exception):  # a message of another host must not end this sidecar
-                    job.take(message)
+                    job.receive(message)
 
     def add_hosts(self, path: Path, hosts: Mapping[tuple[int, ...], Address]) -> None:
         """Add sidecars of other hosts, by the ranks of their hosts, to the job of the record at `path`."""

@@ -19,7 +19,7 @@ from commplan.sidecar.attend import peer
 
 _LONGEST = 65536  # maximum bytes of a message
 _READ_MS = 1000  # maximum milliseconds until a pipe at standard error is read
-Take = Callable[["AttendedProcess", dict[str, Any], list[int]], None]  # see `AttendedProcess`
+RecordHandler = Callable[["AttendedProcess", dict[str, Any], list[int]], None]  # see `AttendedProcess`
 
 
 class AttendedProcess:
@@ -28,7 +28,7 @@ class AttendedProcess:
     Attributes:
         line: The connection to it.
         number: Its process number according to the kernel.
-        who: The rank in messages, such as `rank 2`; empty before its first message.
+        label: The rank in messages, such as `rank 2`; empty before its first message.
         job: The name of its first job; empty before its first message.
         records: The files of its records.
         descriptor: A pidfd of it, which it sends with its first message; -1 before, and after `close`.
@@ -42,23 +42,23 @@ class AttendedProcess:
 
     Args:
         line: The connection to the process.
-        take: Receives this object, a message about a record of the process, and open files, of which it
-            removes those that it keeps.
+        handle_record: Receives this object, a message about a record of the process, and open files, of
+            which it removes those that it keeps.
     """
 
-    def __init__(self, line: socket.socket, take: Take) -> None:
+    def __init__(self, line: socket.socket, handle_record: RecordHandler) -> None:
         self.line = line
         self.number, _ = peer(line)
         line.setblocking(False)
-        self._take_of_job = take
-        self.who, self.job, self.stack = "", "", ""
+        self._handle_record = handle_record
+        self.label, self.job, self.stack = "", "", ""
         self.descriptor = self.errors = -1
         self.records: list[Path] = []
         self.has_left = False
         self.ended: int | None = None
         self.seconds = self.queried_at = 0.0
 
-    def hear(self) -> bool:
+    def receive(self) -> bool:
         """Receive the messages that have arrived. Returns whether the connection is still open."""
         while True:
             try:
@@ -72,16 +72,16 @@ class AttendedProcess:
             if not data:
                 return False
             with contextlib.suppress(ValueError):  # a message that was truncated, because it is too long
-                self._take(json.loads(data), descriptors)
+                self._handle(json.loads(data), descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _take(self, message: dict[str, Any], descriptors: list[int]) -> None:
+    def _handle(self, message: dict[str, Any], descriptors: list[int]) -> None:
         """Handle a stack, a message about a record, or the report of the end, see `attend.leave`."""
         if "stack" in message:
             self.stack, self.queried_at = message["stack"], 0.0
         elif "record" in message:
-            self._take_of_job(self, message, descriptors)
+            self._handle_record(self, message, descriptors)
         else:
             self.has_left = True
             if message and self.errors >= 0:  # some launchers end a job only once no process holds it
@@ -90,7 +90,7 @@ class AttendedProcess:
             with contextlib.suppress(OSError):
                 self.line.send(b"{}")
 
-    def ask_stack(self) -> None:
+    def request_stack(self) -> None:
         """Request the stack of its main thread, unless a request is unanswered.
 
         The process does not answer while a thread keeps the interpreter's lock.
@@ -100,7 +100,7 @@ class AttendedProcess:
             with contextlib.suppress(OSError):
                 self.line.send(b"stack")
 
-    def say(self, text: str) -> None:
+    def write_stderr(self, text: str) -> None:
         """Print `text` to its standard error, if that is open. If a pipe is not read, the rest is dropped."""
         if self.errors < 0:
             return

@@ -24,13 +24,13 @@ class ProcessTable(list[OpenRecord]):
     A process has a record for each lane, and for each group of processes with which it runs whole steps.
 
     Attributes:
-        who: The noun for a rank in messages: `process` if whole steps are recorded, else `rank`.
+        noun: The noun for a rank in messages: `process` if whole steps are recorded, else `rank`.
         reading_s: The duration of the last `read` in seconds; 0 before.
     """
 
-    def __init__(self, who: str) -> None:
+    def __init__(self, noun: str) -> None:
         super().__init__()
-        self.who, self.reading_s = who, 0.0
+        self.noun, self.reading_s = noun, 0.0
         # The result of `recent_states`, and when it was read.
         self._recent, self._recent_at = dict[int, RankState](), -1.0
 
@@ -76,7 +76,7 @@ class ProcessTable(list[OpenRecord]):
         for each in self:
             with contextlib.suppress(CommplanError, OSError):
                 records[each] = each.record()
-        states = states_here(records, self.who, now)
+        states = states_here(records, self.noun, now)
         self.reading_s = time.monotonic() - began
         return records, states
 

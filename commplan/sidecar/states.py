@@ -71,12 +71,12 @@ class OpenRecord:
         return read_open(self.path, self.descriptor)
 
 
-def states_here(records: Mapping[OpenRecord, Record], who: str, now: float) -> dict[int, RankState]:
+def states_here(records: Mapping[OpenRecord, Record], noun: str, now: float) -> dict[int, RankState]:
     """The states of the ranks on this host, by rank.
 
     Args:
         records: The records of a job on this host.
-        who: The noun for a rank in messages.
+        noun: The noun for a rank in messages.
         now: The `time.monotonic` at which the ages of operations are taken.
     """
     clock = min((record.clock for record in records.values()), default=0.0)
@@ -88,7 +88,7 @@ def states_here(records: Mapping[OpenRecord, Record], who: str, now: float) -> d
         recorded = states_of(ranks, now + clock, {}, members or range(grid))
         for rank in ranks:
             rank_records = {each: record for each, record in group_records.items() if each.rank == rank.rank}
-            state = _live_state(recorded[rank.rank], rank, rank_records, who, now)
+            state = _live_state(recorded[rank.rank], rank, rank_records, noun, now)
             states.setdefault(rank.rank, []).append(state)
     return {rank: _merged(group_states) for rank, group_states in states.items()}
 
@@ -109,7 +109,7 @@ def _merged(states: Sequence[RankState]) -> RankState:
 
 
 def _live_state(
-    state: RankState, rank: Rank, records: Mapping[OpenRecord, Record], who: str, now: float
+    state: RankState, rank: Rank, records: Mapping[OpenRecord, Record], noun: str, now: float
 ) -> RankState:
     """The state of a rank whose process is on this host.
 
@@ -117,7 +117,7 @@ def _live_state(
         state: The state according to the events of its records.
         rank: The progress of the rank, from which `state` was made.
         records: The records of the rank in a group of processes, at least one.
-        who: The noun for a rank in messages.
+        noun: The noun for a rank in messages.
         now: The time on `time.monotonic`.
     """
     lives, first = [each.live for each in records], next(iter(records))
@@ -146,7 +146,7 @@ def _live_state(
     # The condition and its message.
     name = f"process {process.number} on {rank.host}"
     how = silence(condition, rank.host)
-    notes = (identity(who, rank.rank, process.number, rank.host, condition),)
+    notes = (identity(noun, rank.rank, process.number, rank.host, condition),)
     if not waits and all(each.left for each in lives) and condition != "stopped":
         condition = "ended"
         how = next(iter(records.values())).ended.removeprefix("has ended").removeprefix(" with ")
@@ -155,7 +155,7 @@ def _live_state(
     state = state._replace(condition=condition, process=name, last=rank.last.name if rank.last else "")
     state = state._replace(runs=rank.last.runs if rank.last else 0)
     if condition in ("ended", "aborted"):
-        notes = (f"{who} {rank.rank} ({name}){state.finished.removeprefix('; it')}",) if state.last else ()
+        notes = (f"{noun} {rank.rank} ({name}){state.finished.removeprefix('; it')}",) if state.last else ()
     if server is not None or all(each.left == live.LEFT for each in lives):
         begun |= {LEFT: 1}  # workers do not wait for servers at their end
 
@@ -170,7 +170,7 @@ def _live_state(
         joint=joint,
     )
     if condition == "alive" and idle_s > _STACK_AFTER_S:
-        process.ask_stack()
+        process.request_stack()
     return state
 
 

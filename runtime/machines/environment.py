@@ -14,9 +14,9 @@ import numpy as np
 import commplan
 from commplan.ir import schedule as ir
 
-# Fixes in messages. `{who}` is "rank" or "process".
-_INSTALL = "install the same versions for every {who}"
-_CONFIGURE = "use the same value for every {who}, and set it before JAX is used"
+# Fixes in messages. `{noun}` is "rank" or "process".
+_INSTALL = "install the same versions for every {noun}"
+_CONFIGURE = "use the same value for every {noun}, and set it before JAX is used"
 # The options of `jax.config` that change compiled code.
 _OPTIONS = (
     "jax_enable_x64", "jax_explicit_x64_dtypes", "jax_default_matmul_precision", "jax_numpy_dtype_promotion",
@@ -30,13 +30,13 @@ ALIKE = {
     "jax": ("with the same version of jax", _INSTALL),
     "jaxlib": ("with the same version of jaxlib", _INSTALL),
     "numpy": ("with the same version of numpy", _INSTALL),
-    "platform": ("on the same platform", "use the same kind of device for every {who}"),
+    "platform": ("on the same platform", "use the same kind of device for every {noun}"),
     **{option: (f"with the same {option}", _CONFIGURE) for option in _OPTIONS},
     "XLA_FLAGS": ("with the same XLA_FLAGS", _CONFIGURE),
-    "topology": ("for the same topology", "pass `compile` the same topology and mapping on every {who}"),
-    "mesh": ("on the same mesh", "make the mesh with the same axes and order of devices on every {who}"),
-    "program": ("the same program", "compile the same plan for the same shapes and sizes on every {who}"),
-    "seed": ("with the same seed", "pass the same seed on every {who}: random functions depend on it"),
+    "topology": ("for the same topology", "pass `compile` the same topology and mapping on every {noun}"),
+    "mesh": ("on the same mesh", "make the mesh with the same axes and order of devices on every {noun}"),
+    "program": ("the same program", "compile the same plan for the same shapes and sizes on every {noun}"),
+    "seed": ("with the same seed", "pass the same seed on every {noun}: random functions depend on it"),
 }
 # The names of flags for files, logs and the number of devices of a process, which do not change results.
 _LOCAL_FLAG = re.compile(r"(^|_)(dump|logs?|logging)(_|$)|_(dir|directory|file|path|device_count)$")

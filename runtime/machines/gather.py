@@ -60,7 +60,7 @@ def gathered(
 
     def look(waited: float) -> None:
         if notice is not None:
-            notice.look(waited, missing)
+            notice.poll(waited, missing)
 
     # `all_gather_text` raises after `timeout_s`, unless the coordinator hangs.
     wait = Wait(timeout_s + 2 * _READ_TIMEOUT_S, late, look)

@@ -380,11 +380,11 @@ class BindRequest(NamedTuple):
     mesh: str = ""
 
 
-def agree(who: str, request: BindRequest, exchange: Callable[[Any], Mapping[int, Any]]) -> None:
+def agree(noun: str, request: BindRequest, exchange: Callable[[Any], Mapping[int, Any]]) -> None:
     """Check that all processes bind the same program with the same seed.
 
     Args:
-        who: The kind of the participants, "rank" or "process".
+        noun: The kind of the participants, "rank" or "process".
         request: The program of this process.
         exchange: Returns the values of all participants by their numbers. Values have a `msgspec` type. All
             participants call it in the same order.
@@ -410,7 +410,7 @@ def agree(who: str, request: BindRequest, exchange: Callable[[Any], Mapping[int,
     facts = {**environment(request.schedule), "mesh": request.mesh, "program": program, "seed": seed}
     answers = exchange(BindReport(facts))
     failed = [
-        f"{who} {n} cannot bind the program: {answers[n].wrong}" for n in sorted(answers) if answers[n].wrong
+        f"{noun} {n} cannot bind the program: {answers[n].wrong}" for n in sorted(answers) if answers[n].wrong
     ]
     if failed:
         fail("CP0845", *failed[:_LISTED_FAILURES], file=file)
@@ -424,9 +424,9 @@ def agree(who: str, request: BindRequest, exchange: Callable[[Any], Mapping[int,
         lines = first_difference(_lines(request.schedule), exchange) if name == "program" else {}
         fail(
             "CP0845",
-            f"not every {who} binds {subject}: {who} {differing[0]} differs from {who} {first}",
-            *(f"{who} {n}: {lines.get(n, values[n])}" for n in (first, *differing[:_LISTED_OTHERS])),
-            fix.format(who=who),
+            f"not every {noun} binds {subject}: {noun} {differing[0]} differs from {noun} {first}",
+            *(f"{noun} {n}: {lines.get(n, values[n])}" for n in (first, *differing[:_LISTED_OTHERS])),
+            fix.format(noun=noun),
             file=file,
         )
 

@@ -203,7 +203,7 @@ class Ranks:
         while (waited := time.monotonic() - begun) < timeout_s:
             joint.look()
             if notice is not None:
-                notice.look(waited, missing)
+                notice.poll(waited, missing)
             _unread[:] = [send for send in _unread if not send.Test()]
             message = self.comm.improbe(source, tag, status)
             if message is None:

@@ -142,14 +142,14 @@ def named_leaves(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def check_copies(
-    copies: Sequence[Copies], exchange: Callable[[Any], Mapping[int, Any]], who: str, file: str
+    copies: Sequence[Copies], exchange: Callable[[Any], Mapping[int, Any]], noun: str, file: str
 ) -> None:
     """Compare the copies of all processes.
 
     Args:
         copies: The copies of this process. Processes that hold the same leaves list them in the same order.
         exchange: Returns the values of all processes, by number; all of them call this function.
-        who: The noun for a process in messages, such as `rank`.
+        noun: The noun for a process in messages, such as `rank`.
         file: The plan's file, for errors.
 
     Raises:
@@ -168,11 +168,13 @@ def check_copies(
         if len(leaf.holders) > 1:
             groups.setdefault(str(leaf.holders), hashlib.sha256()).update(checksums_of_leaf[0].encode())
     answers = exchange(Sums({key: group.hexdigest() for key, group in groups.items()}, wrong))
-    fix = f"every {who} must hold the same value: take it from one seed, one file, or a broadcast of the plan"
+    fix = (
+        f"every {noun} must hold the same value: take it from one seed, one file, or a broadcast of the plan"
+    )
     option = "run.jit(.., check_same=False) leaves this check out"
     for number, answer in sorted(answers.items()):
         if answer.wrong:
-            fail("CP0861", f"{answer.wrong} of {who} {number}", fix, option, file=file)
+            fail("CP0861", f"{answer.wrong} of {noun} {number}", fix, option, file=file)
     digests: dict[str, set[str]] = {}
     for answer in answers.values():
         for key, digest in answer.sums.items():
@@ -198,10 +200,10 @@ def check_copies(
         first, *other_numbers = copies_of_piece
         differing = [n for n in other_numbers if copies_of_piece[n][0] != copies_of_piece[first][0]]
         if differing:
-            shown = [f"{who} {n}: {copies_of_piece[n][1]}" for n in (first, *differing[:_SHOWN])]
+            shown = [f"{noun} {n}: {copies_of_piece[n][1]}" for n in (first, *differing[:_SHOWN])]
             count = f"{len(differing)} of {len(copies_of_piece)}"
-            more = [f"it differs from {who} {first} on {count}"] if len(differing) > _SHOWN else []
-            message = f"{name} differs between {who} {first} and {who} {differing[0]}"
+            more = [f"it differs from {noun} {first} on {count}"] if len(differing) > _SHOWN else []
+            message = f"{name} differs between {noun} {first} and {noun} {differing[0]}"
             fail("CP0861", message, *shown, *more, fix, option, file=file)
 
 

@@ -136,8 +136,8 @@ class Watchdog:
             recording = start_recording(f"{job}{crc32(key.encode()):08x}", plan, number, max(processes) + 1)
             if recording is not None:
                 put_state(recording, limits)
-                who = f"process {number}"
-                sidecar = attend(recording.path, who, watched=True, job=job, members=processes)
+                label = f"process {number}"
+                sidecar = attend(recording.path, label, watched=True, job=job, members=processes)
             # Register it again: handlers run in reverse order, and that of the record must run later.
             abort_hook.on_failure(self._failing)
             calls = Calls(processes, recording)

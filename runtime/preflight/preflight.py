@@ -94,7 +94,7 @@ class Preflight:
         check: See `ComparedStep`.
         profile: See `ComparedStep`.
         same: The step whose arguments are compared once; None to compare none.
-        who: The noun for a participant, "rank" or "process".
+        noun: The noun for a participant, "rank" or "process".
         communicates: Whether the step has collectives, so that all ranks must call it.
         index: The index of the step's name in `Calls`; unused if steps are not watched.
     """
@@ -105,7 +105,7 @@ class Preflight:
     ) -> None:  # fmt: skip
         self.machine, self.file, self.timeout_s, self.check = machine, file, timeout_s, check
         self.profile, self.same = profile, same
-        self.who = "process" if machine.layout == "global" else "rank"
+        self.noun = "process" if machine.layout == "global" else "rank"
         self.communicates = False
         self.index = 0
         self._agreed: dict[str, Step] = {}  # The steps that the ranks agreed on, by digest.
@@ -123,7 +123,7 @@ class Preflight:
             Exception: the error of tracing or compiling the step on this rank.
         """
         everyone = self.machine.participants()
-        with alike(self.who, self.machine.process()[0], everyone[0]), self.machine.joint.ahead(self):
+        with alike(self.noun, self.machine.process()[0], everyone[0]), self.machine.joint.ahead(self):
             with self._sends_failure():
                 traced = jitted.trace(*args, **kwargs)
                 lowered = jitted.lower(*args, **kwargs)
@@ -160,7 +160,7 @@ class Preflight:
             if leaf.placement is not None or self.communicates
             for holders, arrays in self.machine.copies(leaf.leaf, leaf.placement)
         ]
-        check_copies(copies, self.exchange, self.who, self.file)
+        check_copies(copies, self.exchange, self.noun, self.file)
         self._has_compared_values = True
 
     @contextlib.contextmanager
@@ -185,7 +185,7 @@ class Preflight:
 
     def _arguments(self, lowered: Any) -> tuple[str, ...]:
         arguments = _arguments(lowered)
-        if cast("Any", jax.config).jax_disable_jit and self.who == "process":  # It would run op by op.
+        if cast("Any", jax.config).jax_disable_jit and self.noun == "process":  # It would run op by op.
             arguments = ("jax_disable_jit is set", *arguments)
         return arguments if self.profile is None else (self.profile.source, *arguments)
 
@@ -201,25 +201,25 @@ class Preflight:
 
         It is "" if the program calls Python or the ranks have programs of their own.
         """
-        text = lowered.as_text() if self.who == "process" else ""
+        text = lowered.as_text() if self.noun == "process" else ""
         return _digest(text.encode()) if text and "callback" not in text else ""
 
     @property
     def comparison(self) -> Comparison:
         """The compared step, for a message if another process runs a step that was agreed on."""
-        mine, me = self._step, f"{self.who} {self.machine.process()[0]}"
+        mine, me = self._step, f"{self.noun} {self.machine.process()[0]}"
         agreed = [step.arguments for step in tuple(self._agreed.values())]
         if not agreed:
             return Comparison(me, mine.name, place=self._place)
         if mine.arguments in agreed:
             other = "another static argument, sharding or structure"
             message = f"{me} calls `{mine.name}` with {other} than {{}}"
-            fix = f"every {self.who} gives the same static arguments, shardings and trees"
+            fix = f"every {self.noun} gives the same static arguments, shardings and trees"
         else:
             pairs = [_first_pair(mine.arguments, arguments) for arguments in agreed[:-_SHOWN:-1]]
             theirs = dict.fromkeys(text for _, text in pairs)
             message = f"{me} calls `{mine.name}` with {pairs[0][0]}, {{}} with {' or '.join(theirs)}"
-            fix = f"every {self.who} must give the same shapes and types"
+            fix = f"every {self.noun} must give the same shapes and types"
         return Comparison(me, mine.name, message, fix, self._place)
 
     def begin(self, mine: Hello) -> dict[int, Hello]:
@@ -230,9 +230,9 @@ class Preflight:
             first, second = (group[0] for group in list(kinds.values())[:2])
             fail(
                 "CP0854",
-                f"{self.who} {second} begins another operation than {self.who} {first}",
-                *(f"{_named(self.who, group)} {text}" for text, group in kinds.items()),
-                f"every {self.who} passes run.jit the same check_s, and calls run.check_collectives() alike",
+                f"{self.noun} {second} begins another operation than {self.noun} {first}",
+                *(f"{_named(self.noun, group)} {text}" for text, group in kinds.items()),
+                f"every {self.noun} passes run.jit the same check_s, and calls run.check_collectives() alike",
                 file=self.file,
             )
         return hellos
@@ -243,16 +243,16 @@ class Preflight:
         gathered = self._answers(mine, timeout_s, None if self.machine.joint.is_watched else self._notice())
         answers = {number: answer for number, answer in gathered.items() if answer is not None}
         hellos = {n: answer for n, answer in answers.items() if isinstance(answer, Hello)}
-        failed = [f"{self.who} {n} has no step: {hello.wrong}" for n, hello in hellos.items() if hello.wrong]
+        failed = [f"{self.noun} {n} has no step: {hello.wrong}" for n, hello in hellos.items() if hello.wrong]
         if failed:
             fail("CP0854", *failed[:_SHOWN], file=self.file)
         missing = [number for number in self.machine.participants() if number not in gathered]
         if missing:
             fail(
                 "CP0855",
-                f"{_named(self.who, missing)} did not arrive",
-                f"this is {self.who} {self.machine.process()[0]}, which waited at least {timeout_s:.0f} s",
-                f"every {self.who} calls the same steps, and run.check_collectives(), in the same order,"
+                f"{_named(self.noun, missing)} did not arrive",
+                f"this is {self.noun} {self.machine.process()[0]}, which waited at least {timeout_s:.0f} s",
+                f"every {self.noun} calls the same steps, and run.check_collectives(), in the same order,"
                 " under run.jit: a step under a bare jax.jit does not take part",
                 "run.jit(step, timeout=SECONDS) waits longer",
                 file=self.file,
@@ -262,9 +262,9 @@ class Preflight:
     def _notice(self) -> Notice:
         """The message about late ranks. If a sidecar watches the calls, it prints one instead."""
         name, place = self._step.name, self._place or "an unknown line"
-        calls = f"{self.who} {self.machine.process()[0]} calls `{name}` at {place}"
+        calls = f"{self.noun} {self.machine.process()[0]} calls `{name}` at {place}"
         waits = f"{calls}, and waits for the others to compare it"
-        return Notice([waits, "run.jit(step, timeout=SECONDS) bounds the wait"], NOTICE_S, self.who)
+        return Notice([waits, "run.jit(step, timeout=SECONDS) bounds the wait"], NOTICE_S, self.noun)
 
     def _answers(
         self, mine: _Answer, timeout_s: float, notice: Notice | None = None
@@ -282,7 +282,7 @@ class Preflight:
         if any(at[number] < len(step.issues) for number, step in steps.items()):
             self._refuse_order(steps, at)
         for issues, group in _by_value({n: step.issues for n, step in steps.items()}).items():
-            if not issues and self.who == "rank":
+            if not issues and self.noun == "rank":
                 continue  # Ranks without collectives are independent.
             self._refuse_arguments({n: steps[n].arguments for n in group})
             programs = {n: steps[n].program for n in group if steps[n].program}
@@ -304,13 +304,13 @@ class Preflight:
         first, second = (group[0] for group in list(kinds.values())[:2])
         fail(
             "CP0854",
-            f"{self.who} {second} issues another collective than {self.who} {first} as number"
+            f"{self.noun} {second} issues another collective than {self.noun} {first} as number"
             f" {places[second] + 1} of its step `{steps[second].name}`",
             *(
-                f"{_named(self.who, group)}: {_described(steps[group[0]], places[group[0]])}"
+                f"{_named(self.noun, group)}: {_described(steps[group[0]], places[group[0]])}"
                 for group in list(kinds.values())[:_SHOWN]
             ),
-            f"every {self.who} must issue the same collectives in the same order",
+            f"every {self.noun} must issue the same collectives in the same order",
             file=self.file,
         )
 
@@ -322,10 +322,10 @@ class Preflight:
         pair = _first_pair(mine, theirs)
         fail(
             "CP0854",
-            f"{self.who} {second} calls `{self._step.name}` with other arguments than {self.who} {first}",
-            *(f"{self.who} {number}: {text}" for number, text in zip((first, second), pair, strict=True)),
+            f"{self.noun} {second} calls `{self._step.name}` with other arguments than {self.noun} {first}",
+            *(f"{self.noun} {number}: {text}" for number, text in zip((first, second), pair, strict=True)),
             *self._calls_at(),
-            f"every {self.who} that issues the same collectives must give the same shapes and types",
+            f"every {self.noun} that issues the same collectives must give the same shapes and types",
             file=self.file,
         )
 
@@ -336,8 +336,8 @@ class Preflight:
         lines = first_difference([text for text, _ in operations], self.exchange, shown)
         fail(
             "CP0854",
-            f"{self.who} {second} computes something else than {self.who} {first} in `{self._step.name}`",
-            *(f"{self.who} {number}: {lines[number]}" for number in (first, second) if number in lines),
+            f"{self.noun} {second} computes something else than {self.noun} {first} in `{self._step.name}`",
+            *(f"{self.noun} {number}: {lines[number]}" for number in (first, second) if number in lines),
             *self._calls_at(),
             "a constant, a static argument or the code differs: devices of one mesh run one program",
             file=self.file,
@@ -492,8 +492,8 @@ def _by_value(values: Mapping[int, Any]) -> dict[Any, list[int]]:
     return groups
 
 
-def _named(who: str, numbers: list[int]) -> str:
+def _named(noun: str, numbers: list[int]) -> str:
     if len(numbers) == 1:
-        return f"{who} {numbers[0]}"
+        return f"{noun} {numbers[0]}"
     more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
-    return f"{who}{'es' if who.endswith('s') else 's'} {', '.join(map(str, numbers[:_SHOWN]))}{more}"
+    return f"{noun}{'es' if noun.endswith('s') else 's'} {', '.join(map(str, numbers[:_SHOWN]))}{more}"

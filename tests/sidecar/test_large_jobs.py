@@ -74,15 +74,15 @@ def test_all_hosts_of_a_job_answer_and_the_late_rank_is_named(ranks: int, condit
     here.job.hosts.add(hosts)
     far.job.hosts.add({tuple(range(HOST)): HERE})
     for members in hosts:
-        here.job.take(SidecarMessage(asked, "hello", members[0]))
-    far.job.take(SidecarMessage(asked, "ask", 0, 1))
+        here.job.receive(SidecarMessage(asked, "hello", members[0]))
+    far.job.receive(SidecarMessage(asked, "ask", 0, 1))
     template = far.sent[-1].states
     now = time.monotonic() + BUSY_S
     with open_socket() as sender, open_socket() as receiver:
         places = own_addresses() or ("127.0.0.1",)
         address = Address("here", receiver.getsockname()[1], "key", places[:1])
         for turn in range(2):
-            here.job.look(now + turn)
+            here.job.poll(now + turn)
             serial = here.sent[-1].serial
             for members in hosts:
                 states = [s._replace(rank=n, idle_s=60.0) for n, s in zip(members, template, strict=False)]
@@ -91,8 +91,8 @@ def test_all_hosts_of_a_job_answer_and_the_late_rank_is_named(ranks: int, condit
                 send(sender, SidecarMessage(asked, "answer", members[0], serial, tuple(states)), [address])
                 select.select([receiver], [], [], 5)
                 for message in received(receiver, "key"):
-                    here.job.take(message)
-            here.job.look(now + turn + 0.1)
+                    here.job.receive(message)
+            here.job.poll(now + turn + 0.1)
     assert here.verdict(0).splitlines()[0].startswith(f"rank {culprit} has not arrived within")
 
 
@@ -100,14 +100,14 @@ def test_sidecars_that_have_not_answered_are_asked_again(conditions: dict[int, s
     ranks, lost = Ranks(3, [0]), FAR._replace(port=2)
     ranks.job.hosts.add({(1,): FAR, (2,): lost})
     for rank in (1, 2):
-        ranks.job.take(SidecarMessage("job", "hello", rank))
+        ranks.job.receive(SidecarMessage("job", "hello", rank))
     began(ranks.recordings[0], LINE)
     now = time.monotonic() + 3
-    ranks.job.look(now)
-    ranks.job.take(SidecarMessage("job", "answer", 1, ranks.sent[-1].serial, (RankState(1),)))
-    ranks.job.look(now + 0.3)
+    ranks.job.poll(now)
+    ranks.job.receive(SidecarMessage("job", "answer", 1, ranks.sent[-1].serial, (RankState(1),)))
+    ranks.job.poll(now + 0.3)
     assert [message.kind for message in ranks.sent].count("ask") == 1
-    ranks.job.look(now + 0.6)
+    ranks.job.poll(now + 0.6)
     assert ranks.sent[-1].kind == "ask" and ranks.receivers == [lost]
     assert ranks.sent[-1].serial == ranks.sent[-2].serial
 
@@ -117,20 +117,20 @@ def test_sidecars_that_have_not_answered_are_asked_again(conditions: dict[int, s
 def test_ranks_of_a_host_whose_answer_is_lost_in_part_are_unknown(conditions: dict[int, str]):
     ranks = Ranks(3, [0])
     ranks.job.hosts.add({(1, 2): FAR})
-    ranks.job.take(SidecarMessage("job", "hello", 1))
+    ranks.job.receive(SidecarMessage("job", "hello", 1))
     began(ranks.recordings[0], LINE)
     now = time.monotonic() + 3
     for turn in range(3):
-        ranks.job.look(now + 3 * turn)
+        ranks.job.poll(now + 3 * turn)
         needs = Need.begin(range(3), LINE, 5)
         for seconds in (0.6, 1.2):
             states = (waiting(1, needs),)
-            ranks.job.take(SidecarMessage("job", "answer", 1, ranks.sent[-1].serial, states))
-            ranks.job.look(now + 3 * turn + seconds)
-        ranks.job.look(now + 3 * turn + 1.6)
+            ranks.job.receive(SidecarMessage("job", "answer", 1, ranks.sent[-1].serial, states))
+            ranks.job.poll(now + 3 * turn + seconds)
+        ranks.job.poll(now + 3 * turn + 1.6)
     assert ranks.verdict(0) == ""
     for seconds in (60.0, 61.6, 62.2, 63.8):
-        ranks.job.look(now + seconds)
+        ranks.job.poll(now + seconds)
     assert ranks.verdict(0).startswith("each of ranks 1, 2 does not answer")  # once the host sends nothing
 
 
@@ -144,15 +144,15 @@ def test_many_hosts_that_ask_while_a_host_reads_its_records_are_answered_at_once
     now, reads = [time.monotonic()], list[float]()
     read = process_table.states_here
 
-    def slow(records: Mapping[OpenRecord, Record], who: str, when: float) -> dict[int, RankState]:
+    def slow(records: Mapping[OpenRecord, Record], noun: str, when: float) -> dict[int, RankState]:
         reads.append(when)
         now[0] += 0.6
-        return read(records, who, when)
+        return read(records, noun, when)
 
     monkeypatch.setattr(process_table, "states_here", slow)
     monkeypatch.setattr(process_table.time, "monotonic", lambda: now[0])
     for rank in (1, 2, 3):
-        ranks.job.take(SidecarMessage("job", "ask", rank, 1))
+        ranks.job.receive(SidecarMessage("job", "ask", rank, 1))
     assert len(reads) == 1 and [message.kind for message in ranks.sent] == ["answer"] * 3
 
 
@@ -164,10 +164,10 @@ def test_two_evaluations_of_another_host_do_not_get_the_same_answer(
     ranks.job.hosts.add({(1,): FAR})
     monkeypatch.setattr(process_table.time, "monotonic", lambda: now[0])
     began(ranks.recordings[0], LINE)
-    ranks.job.take(SidecarMessage("job", "ask", 1, 1))
+    ranks.job.receive(SidecarMessage("job", "ask", 1, 1))
     ranks.processes[0].stack = "train.py:7 in main"
     now[0] += 0.5
-    ranks.job.take(SidecarMessage("job", "ask", 1, 2))
+    ranks.job.receive(SidecarMessage("job", "ask", 1, 2))
     assert [message.states[0].stack for message in ranks.sent] == [
         "train.py:100 in load",
         "train.py:7 in main",
@@ -180,15 +180,15 @@ def test_a_host_whose_records_take_long_to_read_waits_longer_for_others(
     """Their records take as long."""
     ranks = Ranks(2, [0])
     ranks.job.hosts.add({(1,): FAR})
-    ranks.job.take(SidecarMessage("job", "hello", 1))
+    ranks.job.receive(SidecarMessage("job", "hello", 1))
     began(ranks.recordings[0], LINE)
     monkeypatch.setattr(ranks.job.table, "reading_s", 2.0)
     now = time.monotonic() + 3
-    ranks.job.look(now)
-    ranks.job.look(now + 7.9)
+    ranks.job.poll(now)
+    ranks.job.poll(now + 7.9)
     assert ranks.sent[-1].kind == "ask" and ranks.sent[-1].serial == 1
-    ranks.job.look(now + 8.1)
-    ranks.job.look(now + 9.0)
+    ranks.job.poll(now + 8.1)
+    ranks.job.poll(now + 9.0)
     assert ranks.sent[-1].serial == 2
 
 

@@ -33,16 +33,16 @@ from commplan.sidecar import decision
 def test_a_rank_that_waits_within_its_bound_is_not_evaluated(conditions: dict[int, str]):
     ranks = waiting(Ranks(3, range(3)), late=1)
     conditions[101] = "stopped"
-    ranks.look(1.0)
+    ranks.poll(1.0)
     assert ranks.verdict(0) == ""
 
 
 def test_a_stopped_rank_is_named_on_all_ranks_once_two_looks_agree(conditions: dict[int, str]):
     ranks = waiting(Ranks(3, range(3)), late=1)
     conditions[101] = "stopped"
-    ranks.job.look(time.monotonic() + 3)
+    ranks.job.poll(time.monotonic() + 3)
     assert ranks.verdict(0) == ""
-    ranks.look(3.6)
+    ranks.poll(3.6)
     for rank in range(3):
         text = ranks.verdict(rank)
         assert text.startswith("rank 1 is stopped (SIGSTOP, or a debugger)\nnote: rank 1 is PID 101 on ")
@@ -51,12 +51,12 @@ def test_a_stopped_rank_is_named_on_all_ranks_once_two_looks_agree(conditions: d
 
 def test_a_late_rank_is_printed_after_the_first_runs_and_named_after_busy_s(conditions: dict[int, str]):
     ranks = waiting(Ranks(3, range(3)), late=1)
-    ranks.look(3.0)
+    ranks.poll(3.0)
     said = ranks.processes[0].said
     assert "rank 1 has not arrived within" in said and f"note: {LINE} waits for it" in said
     assert "its Python: train.py:101 in load" in said and "the limit is 30 s" in said
     assert ranks.verdict(0) == ""
-    ranks.look(BUSY_S + 1)
+    ranks.poll(BUSY_S + 1)
     assert ranks.processes[0].said == said and not ranks.processes[2].said
     assert "the limit is 30 s" in ranks.verdict(2)
 
@@ -64,9 +64,9 @@ def test_a_late_rank_is_printed_after_the_first_runs_and_named_after_busy_s(cond
 def test_first_runs_may_compile(conditions: dict[int, str]):
     ranks = Ranks(2, range(2))
     began(ranks.recordings[0], LINE, runs=1)
-    ranks.look(20.0)
+    ranks.poll(20.0)
     assert ranks.processes[0].said == ""
-    ranks.look(25.0)
+    ranks.poll(25.0)
     assert "rank 1 has not arrived within" in ranks.processes[0].said
 
 
@@ -74,7 +74,7 @@ def test_first_runs_may_compile(conditions: dict[int, str]):
 def test_a_rank_that_announces_late_work_or_has_ended_is_not_named(field: str, conditions: dict[int, str]):
     ranks = waiting(Ranks(3, range(3)), late=1)
     put(ranks.recordings[1], **{field: 1})
-    ranks.look(1000.0)
+    ranks.poll(1000.0)
     assert ranks.verdict(0) == "" and ranks.processes[0].said == ""
 
 
@@ -83,12 +83,12 @@ def test_a_rank_that_waits_for_a_disk_is_busy_and_named_after_busy_s(conditions:
     ranks = waiting(Ranks(3, range(3)), late=1)
     conditions[101], ranks.processes[1].stack = "stuck in the kernel", ""
     put(ranks.recordings[1], moved=time.monotonic_ns() - int(1.5 * BUSY_S * 1e9))
-    ranks.look(3.0)
+    ranks.poll(3.0)
     said = ranks.processes[0].said
     assert "rank 1 has not arrived within" in said and "the limit is 30 s" in said
     assert "rank 1 (process 101 on " in said and ") waits for a disk or a file system, in no" in said
     assert ranks.verdict(0) == ""
-    ranks.look(BUSY_S + 1)
+    ranks.poll(BUSY_S + 1)
     assert ranks.verdict(0).startswith("rank 1 is stuck in the kernel")
 
 
@@ -97,7 +97,7 @@ def test_a_rank_that_waits_for_a_disk_in_a_collective_is_named_after_the_bound(c
     for recording in ranks.recordings.values():
         began(recording, LINE)
     conditions[101] = "stuck in the kernel"
-    ranks.look(3.0)
+    ranks.poll(3.0)
     assert ranks.verdict(0).startswith("rank 1 is stuck in the kernel")
 
 
@@ -105,18 +105,18 @@ def test_a_rank_that_waits_for_a_disk_in_a_collective_is_not_named_for_a_late_on
     """It may write a file while another thread of it runs the collective."""
     ranks = waiting(Ranks(3, range(3)), late=2)
     conditions[101] = "stuck in the kernel"
-    ranks.look(3.0)
+    ranks.poll(3.0)
     assert ranks.verdict(0) == "" and "rank 2 has not arrived within" in ranks.processes[0].said
-    ranks.look(BUSY_S + 1)
+    ranks.poll(BUSY_S + 1)
     assert ranks.verdict(0).startswith("rank 2 has not arrived within")
 
 
 def test_a_rank_that_waits_for_a_disk_in_a_comparison_is_named_after_busy_s(conditions: dict[int, str]):
     ranks = comparing(Ranks(3, range(3)), [0, 1])
     conditions[102] = "stuck in the kernel"
-    ranks.look(BUSY_S - 5)
+    ranks.poll(BUSY_S - 5)
     assert ranks.verdict(0) == "" and "rank 2 has not arrived within" in ranks.processes[0].said
-    ranks.look(BUSY_S + 1)
+    ranks.poll(BUSY_S + 1)
     assert ranks.verdict(0).startswith("rank 2 is stuck in the kernel")
 
 
@@ -128,9 +128,9 @@ def test_a_rank_that_writes_its_last_file_keeps_others_until_busy_s(late: int, c
     put(ranks.recordings[0], left=2, parting=time.monotonic_ns())
     put(ranks.recordings[1], late=late)
     conditions[101] = "stuck in the kernel"
-    ranks.look(BUSY_S - 5)
+    ranks.poll(BUSY_S - 5)
     assert ranks.verdict(0) == ""
-    ranks.look(BUSY_S + 5)
+    ranks.poll(BUSY_S + 5)
     assert bool(ranks.verdict(0)) is not bool(late)
 
 
@@ -138,7 +138,7 @@ def test_the_limits_are_those_of_the_operation_that_waits(conditions: dict[int, 
     """A job has several if a process binds programs for different meshes."""
     ranks = waiting(Ranks(2, range(2)), late=1)
     put(ranks.recordings[1], bound_ns=10**12, busy_ns=10**13)
-    ranks.look(3.0)
+    ranks.poll(3.0)
     assert "the limit is 30 s" in ranks.processes[0].said
 
 
@@ -146,7 +146,7 @@ def test_another_order_is_named_after_the_bound_with_both_lines(conditions: dict
     ranks = Ranks(3, range(3))
     for rank in range(3):
         began(ranks.recordings[rank], LINE if rank else OTHER_LINE)
-    ranks.look(3.0)
+    ranks.poll(3.0)
     assert "the ranks have waited for each other for" in ranks.verdict(0)
     assert f"rank 0 waits in {OTHER_LINE}" in ranks.verdict(1) and f"rank 1 waits in {LINE}" in ranks.verdict(
         1
@@ -156,7 +156,7 @@ def test_another_order_is_named_after_the_bound_with_both_lines(conditions: dict
 def test_a_rank_without_the_lock_is_shown_as_holding_it(conditions: dict[int, str]):
     ranks = waiting(Ranks(2, range(2)), late=1)
     ranks.processes[1].stack, ranks.processes[1].queried_at = "", 1.0
-    ranks.look(3.0)
+    ranks.poll(3.0)
     assert "its Python: an unknown line; it holds the interpreter's lock" in ranks.processes[0].said
 
 
@@ -169,7 +169,7 @@ def test_only_the_stacks_that_are_shown_are_taken(
     for rank, recording in ranks.recordings.items():
         began(recording, LINE, runs=5 - (rank > 0), ends=rank > 0)
         ranks.processes[rank].stack, ranks.processes[rank].queried_at = "", 1.0
-    ranks.look(3.0)
+    ranks.poll(3.0)
     assert ranks.processes[0].said.count("train.py:9 in save; it holds the interpreter's lock") == 4
     assert paths == [ranks.recordings[rank].path for rank in range(1, 5)]
 
@@ -179,8 +179,8 @@ def test_on_hang_report_prints_once_and_ends_nothing(conditions: dict[int, str])
     for recording in ranks.recordings.values():
         put(recording, ends=0)
     conditions[101] = "stopped"
-    ranks.look(3.0)
-    ranks.look(5.0)
+    ranks.poll(3.0)
+    ranks.poll(5.0)
     assert ranks.verdict(0) == "" and ranks.processes[0].said.count("rank 1 is stopped") == 1
 
 
@@ -191,7 +191,7 @@ def test_a_late_rank_is_printed_once_though_the_state_of_another_is_known_only_a
     for seconds in range(60, 100, 10):
         away = {2: RankState(2)} if seconds % 20 else {}
         monkeypatch.setattr(ranks.job.hosts, "query", mock.Mock(return_value=away))
-        ranks.look(seconds)
+        ranks.poll(seconds)
     text = ranks.processes[0].said
     assert text.count("not arrived within") == text.count("the state of rank 2 is unknown here") == 1
 
@@ -202,8 +202,8 @@ def test_on_hang_report_does_not_end_ranks_that_wait_for_the_dead_at_their_end(c
         began(recording, LINE, ends=True)
         put(recording, ends=0, left=2 * (rank == 0), parting=time.monotonic_ns() * (rank == 0))
     ranks.processes[1].seconds = 1.0  # it has died
-    ranks.look(3.0)
-    ranks.look(5.0)
+    ranks.poll(3.0)
+    ranks.poll(5.0)
     assert ranks.verdict(0) == "" and ranks.processes[0].said.count("rank 1 has died, and all others") == 1
 
 
@@ -219,9 +219,9 @@ def comparing(ranks: Ranks, waiting: Sequence[int]) -> Ranks:
 def test_a_comparison_ends_soon_if_a_rank_has_ended_its_program(conditions: dict[int, str]):
     ranks = comparing(Ranks(3, range(3)), [0, 1])
     put(ranks.recordings[2], left=1)
-    ranks.look(1.0)
+    ranks.poll(1.0)
     assert ranks.verdict(0) == ""
-    ranks.look(BOUND_S + 0.1)
+    ranks.poll(BOUND_S + 0.1)
     first, note, waiting = ranks.verdict(0).splitlines()
     assert (first, waiting) == ("the program has ended on rank 2", "note: ranks 0, 1 wait")
     assert f"last finished {LINE}, 5 times so far" in note and ranks.verdict(2) == ranks.verdict(0)
@@ -229,14 +229,14 @@ def test_a_comparison_ends_soon_if_a_rank_has_ended_its_program(conditions: dict
 
 def test_a_comparison_ends_if_a_rank_is_stopped_and_not_if_it_is_late(conditions: dict[int, str]):
     ranks = comparing(Ranks(3, range(3)), [0, 1])
-    ranks.look(3.0)
-    ranks.look(1000 * BUSY_S)
+    ranks.poll(3.0)
+    ranks.poll(1000 * BUSY_S)
     text = ranks.processes[0].said
     assert text.count("rank 2 has not arrived within 3.") == 1 and ranks.verdict(0) == ""
     assert "note: its Python: train.py:102 in load" in text
     assert "note: the comparison of a step waits for it\nnote: run.jit(step, timeout=SECONDS) " in text
     conditions[102] = "stopped"
-    ranks.look(2000 * BUSY_S)
+    ranks.poll(2000 * BUSY_S)
     assert ranks.verdict(0).startswith("rank 2 is stopped")
 
 
@@ -247,7 +247,7 @@ def test_a_rank_that_has_compared_or_waits_in_a_collective_does_not_end_a_compar
     began(ranks.recordings[1], LINE, runs=6, ends=True)
     put(ranks.recordings[1], comparison=4, left=1)
     began(ranks.recordings[2], LINE, runs=6)
-    ranks.look(BUSY_S - 5)
+    ranks.poll(BUSY_S - 5)
     assert ranks.verdict(0) == ""
     assert "rank 0 has not arrived within" in ranks.processes[2].said  # it may execute an earlier step
 
@@ -259,7 +259,7 @@ def test_a_comparison_does_not_keep_a_rank_in_a_collective_from_its_verdict(cond
     began(ranks.recordings[1], LINE, runs=6)
     began(ranks.recordings[3], LINE, runs=6, ends=True)
     conditions[102] = "stopped"
-    ranks.look(BOUND_S + 1)
+    ranks.poll(BOUND_S + 1)
     assert ranks.verdict(1).startswith("rank 2 is stopped")
 
 
@@ -278,7 +278,7 @@ def test_a_rank_that_compares_a_step_while_others_run_it_is_refused(
         began(recording, LINE)
         joins(recording, 5, name=runs, group=1)
     joins(ranks.recordings[1], 5, compares="rank 1", group=1)
-    ranks.look(1.5)
+    ranks.poll(1.5)
     for rank in range(3):
         assert ranks.verdict(rank).splitlines() == [
             f"CP0854: {first}",
@@ -298,7 +298,7 @@ def test_a_comparison_of_long_names_is_shown_with_both_sides_and_its_line(condit
     message = f"rank 1 calls `train` with {'参' * 600}: f32[2], {{}} with f32[3]"
     step = mock.Mock(comparison=Comparison("rank 1", "train", message, "a fix", place))
     with calls.ahead(step), calls.waiting():
-        ranks.look(1.5)
+        ranks.poll(1.5)
     first, calls_at, *_, fix = ranks.verdict(0).splitlines()
     assert first == f"CP0854: {message.replace('{}', 'rank 0')}" and fix == "note: a fix"
     assert "目/run.py:7 in main, and waits for the others to compare it" in calls_at
@@ -309,7 +309,7 @@ def test_ranks_that_compare_different_steps_get_no_verdict_but_their_own_error(c
     for rank, recording in ranks.recordings.items():
         began(recording, LINE, ends=True)
         joins(recording, 5, compares=f"rank {rank}", name=("train", "evaluate")[rank], group=1)
-    ranks.look(1000.0)
+    ranks.poll(1000.0)
     assert ranks.verdict(0) == "" and ranks.processes[0].said == ""
 
 
@@ -324,13 +324,13 @@ def test_steps_of_ranks_that_compare_with_others_are_not_compared(conditions: di
         began(recording, LINE, ends=True)
         joins(recording, 9 if rank > 1 else 4, group=0b10)
     joins(ranks.recordings[0], 5, compares="rank 0", group=0b10)
-    ranks.look(2.0)
+    ranks.poll(2.0)
     assert ranks.verdict(0) == ""
     live.put_comparison(ranks.recordings[1], live.position(5, 0), None, 0b10, is_ahead=True)
-    ranks.look(10.0)
+    ranks.poll(10.0)
     assert ranks.verdict(0) == ""
     joins(ranks.recordings[1], 5, group=0b10)
-    ranks.look(20.0)
+    ranks.poll(20.0)
     assert ranks.verdict(0).startswith("CP0854: rank 0 differs from rank 1")
 
 
@@ -343,7 +343,7 @@ def test_a_comparison_waits_for_the_ranks_along_its_axes(conditions: dict[int, s
         ranks.job.table.track(recording.path, ranks.processes[rank])
         put(recording, left=int(rank in (1, 2)))
     put(ranks.recordings[0], comparison=1, group=0b10, compares=time.monotonic_ns())
-    ranks.look(3.0)
+    ranks.poll(3.0)
     assert ranks.verdict(0).startswith("the program has ended on rank 1\nnote: rank 0 waits")
 
 
@@ -352,12 +352,12 @@ def test_ranks_at_their_end_wait_for_the_living_and_not_for_the_dead(conditions:
     for rank in range(3):
         began(ranks.recordings[rank], LINE, ends=True)
         put(ranks.recordings[rank], left=2 * (rank < 2), parting=time.monotonic_ns() * (rank < 2))
-    ranks.look(20.0)
+    ranks.poll(20.0)
     assert ranks.processes[0].said == ""
-    ranks.look(30.0)
+    ranks.poll(30.0)
     assert "this process has ended and waits for rank 2" in ranks.processes[0].said
     ranks.processes[2].seconds = 1.0  # it has died
-    ranks.look(40.0)
+    ranks.poll(40.0)
     assert ranks.verdict(0).startswith("rank 2 has died, and all others have ended")
 
 
@@ -367,7 +367,7 @@ def test_a_rank_that_has_died_at_its_end_waits_for_no_other(conditions: dict[int
         began(recording, LINE, ends=True)
         put(recording, left=2 * (rank == 0), parting=time.monotonic_ns() * (rank == 0))
     ranks.processes[0].seconds = 1.0
-    ranks.look(30.0)
+    ranks.poll(30.0)
     assert not any(process.said for process in ranks.processes.values())
 
 
@@ -381,8 +381,8 @@ def test_a_server_that_reports_is_not_named_and_a_busy_one_is(conditions: dict[i
     request.awaits(name, request.begin(name, 7, 0), 1)
     put(ranks.recordings[0], waits=time.monotonic_ns(), moved=time.monotonic_ns())
     live.put_served(server, waits=False, patient=True, moved=True)
-    ranks.look(BUSY_S + 1)
+    ranks.poll(BUSY_S + 1)
     assert ranks.verdict(0) == ""
     put(server, served=1)  # long ago
-    ranks.look(BUSY_S + 5)
+    ranks.poll(BUSY_S + 5)
     assert "rank 1 has not arrived within" in ranks.verdict(0)

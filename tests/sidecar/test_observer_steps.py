@@ -50,11 +50,11 @@ def test_a_process_whose_program_has_ended_is_named_after_a_second_with_its_reas
     processes = Processes()
     for number, recording in processes.recordings.items():
         in_step(recording, 5 - (number == 1), ends=number == 1)
-    processes.look(0.3)
+    processes.poll(0.3)
     assert processes.verdict(0) == ""
     processes.recordings[1].put_end("has ended with ArithmeticError: loss is not finite")
     live.put_left(processes.recordings[1])
-    processes.job.look(time.monotonic() + 1.5)
+    processes.job.poll(time.monotonic() + 1.5)
     first, *notes = processes.verdict(0).splitlines()
     assert first == "the program has ended on process 1: ArithmeticError: loss is not finite"
     assert re.fullmatch(rf"note: process 1 \(process 101 on \S+\) last finished {STEP}, 4 times .*", notes[0])
@@ -65,7 +65,7 @@ def test_a_step_that_all_processes_have_begun_is_printed_and_ends_nothing(condit
     processes = Processes()
     for recording in processes.recordings.values():
         in_step(recording, 5)
-    processes.look(1000.0)
+    processes.poll(1000.0)
     assert re.fullmatch(
         rf"commplan: {STEP} has not ended for \d+ s; no process is late for it\n", processes.processes[0].said
     )
@@ -78,7 +78,7 @@ def test_a_damaged_record_does_not_keep_others_from_their_verdict(conditions: di
         in_step(recording, 5)
     os.truncate(processes.recordings[2].path, 100)
     conditions[101] = "stopped"
-    processes.look(BOUND_S + 1)
+    processes.poll(BOUND_S + 1)
     for record in processes.job.table[:2]:
         assert os.pread(record.descriptor, 4096, LIVE + 144).startswith(b"process 1 is stopped")
 
@@ -90,9 +90,9 @@ def test_an_evaluation_that_fails_is_reported_once(
         raise KeyError("of the sidecar")
 
     processes = Processes()
-    monkeypatch.setattr(processes.job, "look", fail)
+    monkeypatch.setattr(processes.job, "poll", fail)
     for _ in range(3):
-        processes.observer.look()
+        processes.observer.poll()
     text = processes.processes[0].said
     assert text.startswith("commplan: ranks that block others are not reported: Traceback")
     assert text.count("KeyError: 'of the sidecar'") == 1
@@ -106,7 +106,7 @@ def test_a_process_in_a_step_of_another_mesh_is_not_late(conditions: dict[int, s
         in_step(processes.of_group[whole][number], 5 - (number > 0), ends=number > 0)
     for number in pair:
         in_step(processes.of_group[pair][number], 9 - (number == 2), ends=number == 2)
-    processes.look(BUSY_S + 1)
+    processes.poll(BUSY_S + 1)
     assert processes.verdict(0).startswith("process 2 has not arrived within")
     assert "process 1 " not in processes.verdict(0)
 
@@ -115,7 +115,7 @@ def test_processes_that_compile_are_waited_for_though_only_one_knows_the_lines(c
     processes = Processes()
     for number, recording in processes.recordings.items():
         in_step(recording, 5, name="`train`" if number else STEP)
-    processes.look(1000.0)
+    processes.poll(1000.0)
     assert processes.verdict(0) == "" and "in another order" not in processes.processes[0].said
 
 
@@ -124,7 +124,7 @@ def test_a_process_that_compares_a_step_while_others_run_it_is_refused(condition
     for recording in processes.recordings.values():
         in_step(recording, 5)
     joins(processes.recordings[1], 5, compares="process 1")
-    processes.look(1.5)
+    processes.poll(1.5)
     assert processes.verdict(2).splitlines() == [
         "CP0854: process 1 differs from process 0",
         "note: process 1 calls it at run.py:7 in main, and waits for the others to compare it",
@@ -141,7 +141,7 @@ def test_the_line_of_a_process_that_holds_the_lock_is_unknown_in_a_message_about
         in_step(recording, 5)
     joins(processes.recordings[1], 5, compares="process 1")
     processes.processes[0].stack, processes.processes[0].queried_at = "", 1.0
-    processes.look(1.5)
+    processes.poll(1.5)
     assert ", at an unknown line; it holds the interpreter's lock\n" in processes.verdict(2)
 
 
@@ -151,7 +151,7 @@ def test_processes_that_prepare_the_step_or_run_an_earlier_one_are_waited_for(co
         in_step(recording, 4 + (number < 2))
     live.put_comparison(processes.recordings[0], live.position(5, 1), None, is_ahead=True)
     joins(processes.recordings[1], 5, compares="process 1")
-    processes.look(1.5)
+    processes.poll(1.5)
     assert processes.verdict(0) == "" and processes.processes[1].said == ""
 
 
@@ -160,12 +160,12 @@ def test_a_step_that_fails_is_explained_by_the_process_that_has_died(conditions:
     for recording in processes.recordings.values():
         in_step(recording, 5, ends=True)
     live.put_failure(processes.recordings[0], is_aborted=False)
-    processes.look(0.1)
+    processes.poll(0.1)
     assert live.is_answered(processes.recordings[0]) and processes.verdict(0) == ""
     live.put_failure(processes.recordings[0], is_aborted=False)
     assert not live.is_answered(processes.recordings[0])
     conditions[102] = "dead"
-    processes.look(3.0)
+    processes.poll(3.0)
     assert processes.verdict(0).startswith("process 2 has died")
 
 
@@ -179,7 +179,7 @@ def test_processes_that_jax_aborts_are_not_named_for_the_one_that_has_died(
     processes.processes[0].seconds = 1.0
     for number in (1, 2):
         live.put_failure(processes.recordings[number], is_aborted=True)
-    processes.look(1.0)
+    processes.poll(1.0)
     text = processes.verdict(1)
     assert text.startswith("process 0 has died\n") and "abort" not in text and "process 0 wait" not in text
 
@@ -195,9 +195,9 @@ def test_a_process_whose_thread_does_not_run_is_late_in_the_next_step(
         in_step(recording, 5 - (number == 1))
     put(processes.recordings[1], beat=1)
     processes.processes[1].stack, processes.processes[1].queried_at = "", 1.0
-    processes.look(3.0)
+    processes.poll(3.0)
     assert processes.verdict(0) == "" and "process 1 has not arrived within" in processes.processes[0].said
-    processes.look(BUSY_S + 1)
+    processes.poll(BUSY_S + 1)
     if condition == "alive":
         assert processes.verdict(0).startswith("process 1 has not arrived within")
         assert "its Python: an unknown line; it holds the interpreter's lock" in processes.verdict(0)
@@ -211,9 +211,9 @@ def test_a_process_that_waits_for_a_disk_in_a_step_is_named_after_busy_s(conditi
     for recording in processes.recordings.values():
         in_step(recording, 5)
     conditions[101] = "stuck in the kernel"
-    processes.look(BUSY_S - 5)
+    processes.poll(BUSY_S - 5)
     assert processes.verdict(0) == ""
-    processes.look(BUSY_S + 1)
+    processes.poll(BUSY_S + 1)
     assert processes.verdict(0).startswith("process 1 is stuck in the kernel")
 
 
@@ -226,7 +226,7 @@ def test_a_step_that_fails_is_not_explained_by_a_process_that_works(
         in_step(recording, 5, ends=True)
     conditions[101] = condition
     live.put_failure(processes.recordings[0], is_aborted=False)
-    processes.look(1.0)
+    processes.poll(1.0)
     assert live.is_answered(processes.recordings[0]) and processes.verdict(0) == ""
 
 
@@ -235,17 +235,17 @@ def test_other_hosts_evaluate_soon_once_a_process_has_ended_elsewhere(conditions
     in_step(processes.recordings[0], 5, ends=True)
     processes.job.hosts.add({(7,): FAR})
     live.put_left(processes.recordings[0])
-    processes.look(0.1)
+    processes.poll(0.1)
     assert [message.kind for message in processes.sent].count("gone") == 1
     ranks = Ranks(4, range(2))
     ranks.job.hosts.add({(2, 3): FAR})
     for recording in ranks.recordings.values():
         put(recording, bound_ns=10**12)
         began(recording, LINE)
-    ranks.look(3.0)
+    ranks.poll(3.0)
     assert [message.kind for message in ranks.sent] == ["hello"]
-    ranks.job.take(SidecarMessage("job", "gone", 2))
-    ranks.look(3.0)
+    ranks.job.receive(SidecarMessage("job", "gone", 2))
+    ranks.poll(3.0)
     assert ranks.sent[-1].kind == "ask"
 
 
@@ -256,7 +256,7 @@ def test_a_stopped_process_is_named(ends: bool, conditions: dict[int, str]):
     for number, recording in processes.recordings.items():
         in_step(recording, 5 - (number == 0), ends=ends and number == 0)
     conditions[100] = "stopped"
-    processes.look(BOUND_S + 1)
+    processes.poll(BOUND_S + 1)
     assert processes.verdict(1).startswith(
         "process 0 is stopped (SIGSTOP, or a debugger)\nnote: process 0 is PID"
     )
@@ -279,7 +279,7 @@ def test_on_hang_report_names_the_process_without_a_limit_and_ends_none(
     if fault == "ended":
         live.put_left(processes.recordings[1])
     for seconds in (3.0, BUSY_S + 3, 100 * BUSY_S):
-        processes.look(seconds)
+        processes.poll(seconds)
     said = processes.processes[0].said
     assert "process 1" in said and "the limit is" not in said
     assert [processes.verdict(number) for number in range(3)] == ["", "", ""]

@@ -271,7 +271,7 @@ def test_nothing_is_written_to_the_descriptors_of_a_process_that_has_ended() -> 
     attended.close()
     try:
         os.dup2(reused, write)  # another file has the number now
-        attended.say("it has ended")
+        attended.write_stderr("it has ended")
         assert not select.select([again], [], [], 0)[0]
     finally:
         peer.close()
@@ -285,13 +285,13 @@ def test_an_error_that_nobody_reads_holds_nothing_up(monkeypatch: pytest.MonkeyP
     line, peer = socket.socketpair()
     try:
         attended = process_of_sidecar.AttendedProcess(line, lambda *_: None)
-        attended.say("it has not sent its standard error")
+        attended.write_stderr("it has not sent its standard error")
         attended.errors = write
-        attended.say("x" * 10_000)
+        attended.write_stderr("x" * 10_000)
         assert os.read(read, 20_000) == b"x" * 10_000
         while select.select([], [write], [], 0)[1]:
             os.write(write, b"y" * select.PIPE_BUF)
-        attended.say("nobody reads this")
+        attended.write_stderr("nobody reads this")
     finally:
         for opened in (line, peer):
             opened.close()

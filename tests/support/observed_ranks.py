@@ -26,10 +26,10 @@ class FakeProcess(AttendedProcess):
         self.number, self.seconds, self.queried_at = number, 0.0, 0.0
         self.stack, self.said = f"train.py:{number} in load", ""
 
-    def ask_stack(self) -> None:
+    def request_stack(self) -> None:
         pass
 
-    def say(self, text: str) -> None:
+    def write_stderr(self, text: str) -> None:
         self.said += text
 
 
@@ -53,11 +53,11 @@ class Ranks:
         self.sent.append(message)
         self.receivers = list(to)
 
-    def look(self, after_s: float = 0.0) -> None:
-        """Look twice, at this time and when the first result is confirmed."""
+    def poll(self, after_s: float = 0.0) -> None:
+        """Poll twice, at this time and when the first result is confirmed."""
         now = time.monotonic() + after_s
-        self.job.look(now)
-        self.job.look(now + 0.6)
+        self.job.poll(now)
+        self.job.poll(now + 0.6)
 
     def verdict(self, rank: int) -> str:
         """The verdict in the record of a rank, whenever it applies."""

@@ -156,7 +156,7 @@ class Rendezvous:
         if self._arrived():
             self._announce()
         if self.notice is not None:
-            self.notice.look(idle, self._missing)
+            self.notice.poll(idle, self._missing)
 
     def _arrived(self) -> list[int]:
         """The other ranks whose message that they have joined this call has been received."""
