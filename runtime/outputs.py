@@ -69,7 +69,7 @@ class Outputs:
         return cls(dict(zip(names, values, strict=True)))
 
 
-def built(
+def build_outputs(
     results: Mapping[str, Tree], updates: Mapping[str, Tree], counts: Mapping[str, Any]
 ) -> tuple[Outputs, dict[str, Any]]:
     """Rebuild the pytrees of a call.

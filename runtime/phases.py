@@ -25,7 +25,7 @@ from commplan.lowering.mpi.job.engine_errors import as_diagnostics
 from commplan.runtime import reduced_values
 from commplan.runtime.context import CALLS, Carried, Context
 from commplan.runtime.machines.explicit import unreduced_over
-from commplan.runtime.outputs import Outputs, built
+from commplan.runtime.outputs import Outputs, build_outputs
 from commplan.tracebacks import public_face
 
 
@@ -249,7 +249,7 @@ class PhaseCall:
     def _inline(self, state: dict[str, Any], inputs: Mapping[str, Any]) -> tuple[Outputs, dict[str, Any]]:
         """Run the phase on one rank's arrays. Returns its outputs and the new entries of the state."""
         results, updates, calls = self._run(*self._local(state, inputs), state.get(CALLS))
-        return built(results, updates, calls)
+        return build_outputs(results, updates, calls)
 
     def _local(
         self, state: Mapping[str, Any], inputs: Mapping[str, Any]
@@ -399,7 +399,7 @@ class PhaseRun:
             phase.context.fail("CP0862", f"`finish` of phase `{phase.name}` ends no call", note)
         late = phase.late(inputs)
         open_calls[0].remove(phase.name)
-        outputs, new = built(*self._in_flight.finish(late), self._counts)
+        outputs, new = build_outputs(*self._in_flight.finish(late), self._counts)
         phase.record_reduced(outputs)
         return phase.merge_state(checked, outputs, new)
 

@@ -22,7 +22,7 @@ from commplan.runtime.context.member_schedule import ensemble
 from commplan.runtime.input.device.batches import Batches
 from commplan.runtime.input.group import Group
 from commplan.runtime.layers import Body, ShardedWeights, tap_gradients
-from commplan.runtime.observe.metrics import PERIOD_S, Metrics, close_quietly, kept
+from commplan.runtime.observe.metrics import PERIOD_S, Metrics, close_quietly, start_metrics
 from commplan.runtime.phases import Every, PhaseCall, unknown_phase
 from commplan.runtime.preflight import preflight
 from commplan.runtime.preflight.collective_check import BUDGET_S, Checked, check_collectives
@@ -469,7 +469,8 @@ class TypedRun:
             CommplanError: CP0960 if the file or port cannot be used; CP0961 for an invalid period; CP0962
                 without prometheus-client; CP0963 for an invalid address.
         """
-        metrics = kept(self.input.ledger.summaries, self.context.machine.process(), path, period_s, address)
+        process = self.context.machine.process()
+        metrics = start_metrics(self.input.ledger.summaries, process, path, period_s, address)
         weakref.finalize(self, close_quietly, metrics)
         return metrics
 

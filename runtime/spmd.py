@@ -20,7 +20,7 @@ from commplan.ir.types import Placement, Status
 from commplan.lowering.jax import _compat, _jit
 from commplan.lowering.jax.layout import spec
 from commplan.lowering.jax.pytree import Tree, flatten
-from commplan.runtime.context import CALLS, Carried, Context, flat
+from commplan.runtime.context import CALLS, Carried, Context, as_tree
 from commplan.runtime.machines.explicit import has_reduced, reduced_over
 from commplan.runtime.observe.same_values import Declared
 from commplan.runtime.phases import check_state
@@ -261,8 +261,8 @@ class _Step:
         context = self.context
         self._check_outside_shard_map()
         entries = check_state(context, state, f"`{self.name}` was given")
-        states = {name: flat(tree) for name, tree in entries.items() if name != CALLS}
-        trees = {name: flat(tree) for name, tree in arguments.items()}
+        states = {name: as_tree(tree) for name, tree in entries.items() if name != CALLS}
+        trees = {name: as_tree(tree) for name, tree in arguments.items()}
         for name, placement in self.placements.items():
             self._check(name, placement, arguments[name])
         new = Carried.for_values(context, context.states)
@@ -287,11 +287,11 @@ class _Step:
                 answer = self._call(local_state, local_arguments)
 
             state_out, values = self._split_answer(answer, len(results), tuple(entries))
-            after = {name: flat(tree) for name, tree in state_out.items() if name != CALLS}
+            after = {name: as_tree(tree) for name, tree in state_out.items() if name != CALLS}
             for name in after:
                 self._check_same(f"state `{name}`", state_out[name], context.states[name].placement)
             structures.extend(
-                (tree.structure, [jnp.ndim(x) == 0 for x in tree.leaves]) for tree in map(flat, values)
+                (tree.structure, [jnp.ndim(x) == 0 for x in tree.leaves]) for tree in map(as_tree, values)
             )
             out = self._result_leaves(values, results)
             # The specs have all states: None stands for those that the function did not return.
@@ -342,7 +342,7 @@ class _Step:
             if index < len(values):
                 subject = f"result {index + 1}"
                 self._check_same(subject, values[index], result, self.context.origin(self.named[index]))
-                tree = self.context.unstrip(flat(values[index]), result)
+                tree = self.context.unstrip(as_tree(values[index]), result)
                 out.append(_split_leaves(tree.leaves, result) if result.split else tree.build())
             else:  # The function did not return this argument.
                 out.append(([], []) if result.split else None)
@@ -464,7 +464,7 @@ class _Step:
             )
 
         for name, tree in checked.items():
-            if name != CALLS and len(flat(tree).leaves) != len(self.context.states[name].leaves):
+            if name != CALLS and len(as_tree(tree).leaves) != len(self.context.states[name].leaves):
                 self.context.fail("CP0805", f"`{self.name}` returned state `{name}` with another structure")
         return checked, values
 

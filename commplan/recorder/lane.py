@@ -143,19 +143,19 @@ def lane_of(plan: str | None, name: str) -> Lane | None:
         return lanes[name]
 
 
-def on_activity(tell: Callable[[], str]) -> Callable[[], str]:
+def on_activity(describe: Callable[[], str]) -> Callable[[], str]:
     """Register a function that the sidecar calls, through `activity`, if other processes wait for this one.
 
     Args:
-        tell: Returns a description of an activity of this process that takes long; "" if there is none.
+        describe: Returns a description of an activity of this process that takes long; "" if there is none.
 
     Returns:
-        `tell`, for use as a decorator.
+        `describe`, for use as a decorator.
     """
-    _activities.append(tell)
-    return tell
+    _activities.append(describe)
+    return describe
 
 
 def activity() -> str:
     """The activities of this process that take long, separated by semicolons; empty if there are none."""
-    return "; ".join(filter(None, (tell() for tell in _activities)))
+    return "; ".join(filter(None, (describe() for describe in _activities)))

@@ -226,7 +226,7 @@ class HangDetector:
             self._print(f"{text}\nnote: {line} waits for it", source, verdict.waiting, down)
 
     def _explain(self, failed: Sequence[OpenRecord], states: Mapping[int, RankState], now: float) -> None:
-        """Find out whether another process is the reason why steps have failed, and tell their processes.
+        """Find out whether another process is the reason why steps have failed, and notify their processes.
 
         Args:
             failed: The records of ranks with a failed step, at least one. The first one is evaluated.

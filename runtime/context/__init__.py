@@ -294,6 +294,6 @@ class Carried:
         return {name: Tree(tuple(parts), self.structures[name]).build() for name, parts in leaves.items()}
 
 
-def flat(tree: Any) -> Tree:
+def as_tree(tree: Any) -> Tree:
     """The leaves and the structure of a pytree."""
     return flatten(tree)[1]

@@ -32,7 +32,7 @@ from commplan.runtime.input.transport.transport import Carrier
 from commplan.runtime.machines.difference import first_difference
 from commplan.runtime.machines.environment import ALIKE, environment
 from commplan.runtime.machines.pinned import Pinning
-from commplan.runtime.observe.abort_hook import common
+from commplan.runtime.observe.abort_hook import mark_common
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
 
@@ -404,7 +404,7 @@ def agree(noun: str, request: BindRequest, exchange: Callable[[Any], Mapping[int
         with contextlib.suppress(CommplanError):
             answers = exchange(BindReport(wrong=reason(error)))
         if {answer.wrong for answer in answers.values()} == {reason(error)}:
-            common(error)
+            mark_common(error)
         raise
     program = f"plan `{request.schedule.plan}`, schedule {request.program}"
     facts = {**environment(request.schedule), "mesh": request.mesh, "program": program, "seed": seed}

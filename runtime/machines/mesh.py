@@ -41,7 +41,7 @@ from commplan.runtime.machines.machine import BindRequest, Issue, Machine, agree
 from commplan.runtime.machines.mesh_input import MeshInput
 from commplan.runtime.machines.placing import Cut, bounds
 from commplan.runtime.observe import alone, watchdog
-from commplan.runtime.observe.abort_hook import alike
+from commplan.runtime.observe.abort_hook import report_once
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
 
@@ -236,7 +236,7 @@ class MeshMachine:
         names = tuple(name for name in mesh.axis_names if name != axis)
         types = tuple(kind for i, kind in enumerate(mesh.axis_types) if i != dimension)
         submesh = Mesh(devices, names, axis_types=types)
-        calls = watchdog.part(self.calls, processes_of(submesh), schedule.plan)
+        calls = watchdog.watch_subset(self.calls, processes_of(submesh), schedule.plan)
         return machine_of(schedule, submesh, calls, self.whole or processes_of(mesh))
 
     def part(self, name: str, tree: Any, placement: Placement, axis: str, member: Machine) -> Any:
@@ -446,7 +446,7 @@ def check_processes(request: BindRequest, mesh: Any) -> Calls | None:
     def exchange(message: Any, purpose: str = "bind") -> dict[int, Any]:
         return gathered_values(purpose, message, processes, request.timeout_s, absence, notice)
 
-    with alike("process", int(jax.process_index()), processes[0]):
+    with report_once("process", int(jax.process_index()), processes[0]):
         agree("process", request, exchange)
     return watchdog.start(
         int(jax.process_index()),

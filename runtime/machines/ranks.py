@@ -38,7 +38,7 @@ from commplan.runtime.machines.communicator import check_communicator, check_siz
 from commplan.runtime.machines.machine import BindRequest, Issue, Machine, agree, digest, place_of, shortened
 from commplan.runtime.machines.ranks_input import RanksInput
 from commplan.runtime.machines.server import ServerMachine, ServerRank
-from commplan.runtime.observe.abort_hook import alike, watch
+from commplan.runtime.observe.abort_hook import report_once, watch
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
 from commplan.runtime.param_server.startup_guard import expect_serving
@@ -331,7 +331,7 @@ def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
     # Messages go over a duplicate, so they cannot match receives of the program.
     duplicate = rendezvous(comm.Dup)
     exchange = cast("Callable[[Any], list[Any]]", functools.partial(rendezvous, duplicate.allgather))
-    with alike("rank", int(duplicate.Get_rank()), 0):
+    with report_once("rank", int(duplicate.Get_rank()), 0):
         agree("rank", request, lambda report: dict(enumerate(exchange(report))))
 
     roles = sites(schedule)

@@ -59,14 +59,14 @@ os.register_at_fork(after_in_child=_ends.clear)
 
 
 @contextlib.contextmanager
-def alike(who: str, number: int, first: int) -> Generator[None]:
+def report_once(noun: str, number: int, first: int) -> Generator[None]:
     """Let only process `first` print the whole message of an error that all processes raise in this block.
 
-    The other processes print one line. `common` marks errors that all processes raise; of the others those
-    count that have the code of a comparison. Has no effect without hooks.
+    The other processes print one line. `mark_common` marks errors that all processes raise; of the others,
+    those count that have the code of a comparison. Has no effect without hooks.
 
     Args:
-        who: The noun for a process in messages, such as `rank`.
+        noun: The noun for a process in messages, such as `rank`.
         number: The number of this process.
         first: The number of the process that prints the whole message.
     """
@@ -75,12 +75,12 @@ def alike(who: str, number: int, first: int) -> Generator[None]:
     except CommplanError as error:
         if number != first and getattr(error, _COMMON, error.diagnostics[0].code in _COMPARED):
             line = str(error).splitlines()[0]
-            setattr(error, _REPEATS, f"{who} {number}: {line} ({who} {first} prints the whole message)")
+            setattr(error, _REPEATS, f"{noun} {number}: {line} ({noun} {first} prints the whole message)")
         raise
 
 
-def common(error: Exception, *, is_common: bool = True) -> None:
-    """Mark whether every process raises `error`; see `alike`."""
+def mark_common(error: Exception, *, is_common: bool = True) -> None:
+    """Mark whether every process raises `error`; see `report_once`."""
     setattr(error, _COMMON, is_common)
 
 

@@ -14,7 +14,7 @@ import time
 from commplan.lowering.mpi.job.watchdog import job, main_stack
 from commplan.recorder.file import is_kept, start_recording
 from commplan.runtime.observe.calls import Calls
-from commplan.runtime.observe.interruption import say
+from commplan.runtime.observe.interruption import print_stderr
 
 _TICK_S = 0.004  # Seconds between two observations: the most that a recorded end of a step is late.
 # The calls of each mesh, with the `bound_s` of `start`. A forked child records none.
@@ -43,30 +43,30 @@ def start(plan: str, bound_s: float | None) -> Calls | None:
 
 def _run() -> None:
     """Observe the calls of all meshes until the process ends."""
-    named: dict[int, int] = {}
+    reported_calls: dict[int, int] = {}
     while _watched:
         time.sleep(_TICK_S)
-        for place, (calls, bound_s) in enumerate(tuple(_watched)):
+        for index, (calls, bound_s) in enumerate(tuple(_watched)):
             calls.observe()
-            look(place, calls, bound_s, named)
+            report_overdue(index, calls, bound_s, reported_calls)
 
 
-def look(place: int, calls: Calls, bound_s: float | None, named: dict[int, int]) -> None:
+def report_overdue(index: int, calls: Calls, bound_s: float | None, reported_calls: dict[int, int]) -> None:
     """Report a call that has not ended for too long, once.
 
     Args:
-        place: The index of `calls` among the watched ones.
+        index: The index of `calls` among the watched ones.
         calls: The calls of one mesh.
         bound_s: See `start`.
-        named: By index, the number of the call that was reported last; updated.
+        reported_calls: By index, the number of the call that was reported last; updated.
     """
-    if bound_s is None or not calls.waits or named.get(place) == calls.waits:
+    if bound_s is None or not calls.waits or reported_calls.get(index) == calls.waits:
         return
     idle = time.monotonic() - calls.moved
     if idle > calls.usual_s(bound_s):
-        named[place] = calls.waits
+        reported_calls[index] = calls.waits
         text = f"commplan: {calls.current()} has not ended for {idle:.0f} s; Python: {main_stack()}"
-        say(text)
+        print_stderr(text)
 
 
 def _end() -> None:

@@ -99,7 +99,7 @@ def _reset_wakeup_fd() -> None:
         signal.set_wakeup_fd(-1)
 
 
-def say(text: object) -> None:
+def print_stderr(text: object) -> None:
     """Print to standard error, if it can be written: the reader of a pipe may have ended."""
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)

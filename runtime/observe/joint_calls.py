@@ -17,7 +17,7 @@ from commplan.recorder import live
 from commplan.recorder.file import Call, Recording
 from commplan.recorder.rank_state import Comparison
 from commplan.recorder.stacks import user_line
-from commplan.runtime.observe.abort_hook import common
+from commplan.runtime.observe.abort_hook import mark_common
 from commplan.sidecar import is_attended
 from commplan.tracebacks import shorten
 
@@ -164,5 +164,5 @@ class JointCalls:
             waits = f"the comparison of a step, called at {user_line() or 'an unknown line'}, waits for it"
             fail(verdict.code, verdict.message, *verdict.notes, waits)
         error = CommplanError(verdict.diagnostic)
-        common(error, is_common=False)
+        mark_common(error, is_common=False)
         raise error

@@ -176,7 +176,7 @@ class Metrics:
         fail("CP0960", f"metrics cannot be written to {self.path}: a write has hung for {waited:.0f} s")
 
 
-def kept(
+def start_metrics(
     summaries: Callable[[], Sequence[Summary]], process: tuple[int, int], path: str | os.PathLike[str] | None,
     period_s: float, address: str | None,
 ) -> Metrics:  # fmt: skip
@@ -185,14 +185,14 @@ def kept(
     Args:
         summaries: Returns the costs so far.
         process: The number of this process, and the number of processes.
-        path: See `place`; None to write no file.
+        path: See `rank_file`; None to write no file.
         period_s: Seconds between two writes.
         address: See `listening`; None to answer at none.
 
     Raises:
         CommplanError: CP0961 for an invalid period; CP0963 for an invalid address; those of `Metrics`.
     """
-    period, file = checked_period(period_s), None if path is None else place(path, *process)
+    period, file = checked_period(period_s), None if path is None else rank_file(path, *process)
     return Metrics(file, summaries, period, None if address is None else listening(address, process[0]))
 
 
@@ -220,7 +220,7 @@ def listening(address: str, rank: int) -> tuple[str, int]:
     return host.strip("[]") or LOOPBACK, int(port) + (rank if int(port) else 0)
 
 
-def place(path: str | os.PathLike[str], rank: int, ranks: int) -> Path:
+def rank_file(path: str | os.PathLike[str], rank: int, ranks: int) -> Path:
     """The file of process `rank` of `ranks`.
 
     `{rank}` in the path is replaced by its number. If there are several ranks and `{rank}` is missing,

@@ -94,7 +94,7 @@ class Watchdog:
         self._scanned = 0.0  # The time of the last check for an abort, on `time.monotonic`.
         self._is_aborted = False  # Whether a thread of JAX is aborting this process.
         self._verdict: live.WrittenVerdict | None = None
-        self._is_said = False  # Whether the verdict was printed.
+        self._is_printed = False  # Whether the verdict was printed.
         self._settled = threading.Event()  # Set after the verdict, or the answer that there is none.
         self._deadline = 0.0  # When the process ends after a verdict at the latest; 0 before a verdict.
         self._place = Place(0, 0)  # The main thread's position when it was interrupted by a verdict.
@@ -184,7 +184,7 @@ class Watchdog:
             return  # This is a forked child.
         if self._verdict:
             with self._lock:
-                self._say()
+                self._print_verdict()
         if self._status and not self._verdict and self.number == 0:
             time.sleep(_LAST_S)  # Without a coordinator JAX aborts the others before they print.
         if self._verdict or self._status:
@@ -245,7 +245,7 @@ class Watchdog:
         awaited = " and ".join(down) or f"it waits for {listed('process', peers)}"
         text = f"{waits.current()} has not ended for {time.monotonic() - waits.began():.1f} s: {awaited}"
         self._leave("KeyboardInterrupt")
-        interruption.say(f"commplan: interrupted: {text}")
+        interruption.print_stderr(f"commplan: interrupted: {text}")
         interruption.end_process(interruption.STATUS)
 
     def _waits(self) -> Calls | None:
@@ -270,7 +270,7 @@ class Watchdog:
         """
         place = interruption.main_place()
         if not self._deadline:
-            self._say()
+            self._print_verdict()
             # Without the coordinator JAX aborts the others before they print; without a process that has
             # left, their steps fail.
             if self.number == 0 or self._end_reason is not None:
@@ -282,11 +282,11 @@ class Watchdog:
         elif now > self._deadline - (_UNWIND_S - _SETTLE_S if place == self._place else 0.0):
             interruption.end_process(EXIT_STATUS)
 
-    def _say(self) -> None:
+    def _print_verdict(self) -> None:
         """Print the verdict once."""
-        if self._verdict is not None and not self._is_said:
-            self._is_said = True
-            interruption.say(CommplanError(self._verdict.diagnostic))
+        if self._verdict is not None and not self._is_printed:
+            self._is_printed = True
+            interruption.print_stderr(CommplanError(self._verdict.diagnostic))
             self._settled.set()
 
 
@@ -330,7 +330,7 @@ def start(
     return calls
 
 
-def part(whole: Calls | None, processes: Sequence[int], plan: str) -> Calls | None:
+def watch_subset(whole: Calls | None, processes: Sequence[int], plan: str) -> Calls | None:
     """Watch the calls of some of the processes of `whole`, with the same limits.
 
     Args:

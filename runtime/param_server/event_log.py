@@ -164,24 +164,24 @@ class Replay:
 
     Args:
         events: The events of the recording, as (worker, tag).
-        hear: Called with (worker, tag, buffer) for each message in turn.
-        lose: Called with a worker that died at this point of the recording.
+        on_message: Called with (worker, tag, buffer) for each message in turn.
+        on_death: Called with a worker that died at this point of the recording.
 
     Attributes:
         count: The number of recorded events that have been passed on.
 
     Raises:
         CommplanError: CP0977, here and in all methods, if the run differs from the recording, or continues
-            after its end; the errors of `events`, `hear` and `lose`.
+            after its end; the errors of `events`, `on_message` and `on_death`.
     """
 
     def __init__(
         self,
         events: Iterator[tuple[int, int]],
-        hear: Callable[[int, int, Array], None],
-        lose: Callable[[int], None],
+        on_message: Callable[[int, int, Array], None],
+        on_death: Callable[[int], None],
     ) -> None:
-        self._events, self._hear, self._lose = events, hear, lose
+        self._events, self._on_message, self._on_death = events, on_message, on_death
         # By worker, the tags and buffers of messages that have arrived and were not passed on, oldest first.
         self._early: dict[int, deque[tuple[int, Array]]] = {}
         self._dead: set[int] = set()
@@ -208,13 +208,13 @@ class Replay:
             if tag == LOST:
                 self._dead.add(worker)
                 self._early.pop(worker, None)
-                self._lose(worker)
+                self._on_death(worker)
             elif not early:
                 return
             elif early[0][0] != tag:
                 self._differs(worker, tag, early[0][0])
             else:
-                self._hear(worker, *early.popleft())
+                self._on_message(worker, *early.popleft())
             self.count += 1
             self._next = next(self._events, None)
         # After the end of the recording, workers may only leave.
@@ -224,7 +224,7 @@ class Replay:
                 if tag != LEAVE:
                     message = f"the recording ends after {self.count} messages, but worker {worker} continues"
                     fail("CP0977", message, "replay as many steps as were recorded")
-                self._hear(worker, tag, buffer)
+                self._on_message(worker, tag, buffer)
 
     def _differs(self, worker: int, tag: int, actual: int) -> None:
         """Raise CP0977: the worker sent the tag `actual`, but the recording has `tag`."""

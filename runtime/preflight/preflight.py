@@ -27,7 +27,7 @@ from commplan.recorder.rank_state import Comparison
 from commplan.recorder.stacks import user_line
 from commplan.runtime.machines.difference import first_difference
 from commplan.runtime.machines.machine import Issue, Machine, reason
-from commplan.runtime.observe.abort_hook import alike, common
+from commplan.runtime.observe.abort_hook import mark_common, report_once
 from commplan.runtime.observe.same_values import Copies, check_copies, named_leaves
 from commplan.tracebacks import is_users
 
@@ -123,7 +123,7 @@ class Preflight:
             Exception: the error of tracing or compiling the step on this rank.
         """
         everyone = self.machine.participants()
-        with alike(self.noun, self.machine.process()[0], everyone[0]), self.machine.joint.ahead(self):
+        with report_once(self.noun, self.machine.process()[0], everyone[0]), self.machine.joint.ahead(self):
             with self._sends_failure():
                 traced = jitted.trace(*args, **kwargs)
                 lowered = jitted.lower(*args, **kwargs)
@@ -165,7 +165,7 @@ class Preflight:
 
     @contextlib.contextmanager
     def _sends_failure(self) -> Generator[None]:
-        """Send the error to the other ranks if the block fails; if all have the same one, see `common`."""
+        """Send the error to the other ranks if the block fails; see `mark_common` for one that all have."""
         try:
             yield
         except Exception as error:
@@ -173,7 +173,7 @@ class Preflight:
             with contextlib.suppress(CommplanError):
                 answers = self._answers(mine, _FAILED_S)
             if [*answers.values()] == [mine] * len(self.machine.participants()):
-                common(error)
+                mark_common(error)
             raise
 
     def _count(self, step: Step) -> None:

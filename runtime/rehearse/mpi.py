@@ -79,7 +79,7 @@ class World:
         self._has_agreed = True  # Set first: afterwards some ranks may be gone.
         with deaths(self.comm):
             answers: list[Errors] = self._rendezvous(self._comm.allgather, list(errors))
-        self._agreed_errors = together(
+        self._agreed_errors = merge_errors(
             {rank: problems for rank, problems in enumerate(answers) if problems}, self.size
         )
         fail_if(self._agreed_errors)
@@ -110,7 +110,7 @@ class World:
                 return self._receive(list(errors), living)
             return self._send(list(errors), living[0])
         except MPI.Exception:  # Another rank has died.
-            return together({self.rank: list(errors)}, self.size), False
+            return merge_errors({self.rank: list(errors)}, self.size), False
 
     def _living(self) -> list[int]:
         """The ranks that are not known to have died. Receives from any rank then ignore the dead ones."""
@@ -148,7 +148,7 @@ class World:
                 self._comm.send(all_failed, dest=rank, tag=_VERDICT)
         # Ranks without errors failed because of other ranks' errors.
         silent = sum(not problems for problems in answers.values())
-        return together(answers, len(living) - silent), all_failed
+        return merge_errors(answers, len(living) - silent), all_failed
 
     def _send(self, errors: Errors, first: int) -> tuple[Errors, bool]:
         """Send the errors of this rank to the first rank; see `failed` for the result.
@@ -161,7 +161,7 @@ class World:
         while not request.Test():
             if time.monotonic() > deadline:
                 request.Cancel()
-                return together({self.rank: errors}, self.size), False
+                return merge_errors({self.rank: errors}, self.size), False
             time.sleep(_LOOK_S)
         if self._rendezvous.among((first, self.rank))(lambda: self._comm.recv(source=first, tag=_VERDICT)):
             return [], True
@@ -169,7 +169,7 @@ class World:
         return [], False
 
 
-def together(answers: Mapping[int, Errors], size: int) -> Errors:
+def merge_errors(answers: Mapping[int, Errors], size: int) -> Errors:
     """Merge the errors of several ranks.
 
     Each error appears once, with its ranks unless all have it. Errors of peers about a failed rank are

@@ -120,11 +120,11 @@ def test_a_summary_without_a_queue_says_nothing_of_batches_made_ahead() -> None:
 def test_ranks_speak_together() -> None:
     pytest.importorskip("mpi4py")
     pytest.importorskip("mpi4jax")
-    from commplan.runtime.rehearse.mpi import together  # noqa: PLC0415  brings MPI along
+    from commplan.runtime.rehearse.mpi import merge_errors  # noqa: PLC0415  brings MPI along
 
     bad, peer_died = Diagnostic("CP0906", "broken"), Diagnostic("CP0920", "process 1 of 2 died")
-    assert together({0: [bad], 1: [bad]}, 2) == [bad]
-    (diagnostic,) = together({0: [peer_died], 1: [bad]}, 2)
+    assert merge_errors({0: [bad], 1: [bad]}, 2) == [bad]
+    (diagnostic,) = merge_errors({0: [peer_died], 1: [bad]}, 2)
     assert diagnostic.code == "CP0906" and diagnostic.notes[-1].text == "on rank 1"
-    (two,) = together({0: [peer_died], 2: [peer_died]}, 3)
+    (two,) = merge_errors({0: [peer_died], 2: [peer_died]}, 3)
     assert two.notes[-1].text == "on ranks 0, 2"

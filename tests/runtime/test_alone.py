@@ -88,8 +88,8 @@ def test_a_step_that_does_not_end_is_named_once(capsys: pytest.CaptureFixture[st
     calls.locate(index, [5], "solo.plan")
     step()
     calls.waits, calls.moved = calls.number, time.monotonic() - 9.0
-    named: dict[int, int] = {}
+    reported_calls: dict[int, int] = {}
     for bound_s in (None, 10.0, 0.5, 0.5):  # of a first run twelve times as much
-        alone.look(0, calls, bound_s, named)
+        alone.report_overdue(0, calls, bound_s, reported_calls)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("commplan: line 5 of solo.plan, in `train` has not ended for 9 s; Python: ")

@@ -27,9 +27,9 @@ def test_a_verdict_is_taken_though_standard_error_is_a_pipe_without_a_reader(
         raise BrokenPipeError
 
     verdict = live.WrittenVerdict("CP0834", "process 1 is stopped", (), "")
-    process: Any = SimpleNamespace(_verdict=verdict, _is_said=False, _settled=threading.Event())
+    process: Any = SimpleNamespace(_verdict=verdict, _is_printed=False, _settled=threading.Event())
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=write))
-    watchdog.Watchdog._say(process)
+    watchdog.Watchdog._print_verdict(process)
     monkeypatch.undo()
     assert process._settled.is_set()
 

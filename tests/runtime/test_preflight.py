@@ -35,7 +35,7 @@ from commplan.recorder.file import Recording
 from commplan.recorder.rank_state import Comparison
 from commplan.recorder.reading import read_call
 from commplan.runtime.machines.machine import BindRequest, Issue, agree
-from commplan.runtime.observe.abort_hook import alike
+from commplan.runtime.observe.abort_hook import report_once
 from commplan.runtime.observe.joint_calls import JointCalls
 from commplan.runtime.observe.watchdog import EXIT_STATUS
 from commplan.runtime.preflight.preflight import Preflight, Step, issued_together
@@ -344,7 +344,7 @@ def test_a_rank_writes_the_progress_of_its_joint_calls_to_its_record(
     assert progress() == (live.position(1), False, False, "")
     with recording.path.open("r+b") as file:
         live.write_verdict(file.fileno(), "CP0854: rank 0 differs\nnote: a fix", "", 0.001, abandoned=False)
-    with pytest.raises(CommplanError) as caught, alike("rank", 1, 0):
+    with pytest.raises(CommplanError) as caught, report_once("rank", 1, 0):
         calls.look()
     assert str(caught.value) == "error[CP0854]: rank 0 differs\n  note: a fix"
     assert not hasattr(caught.value, "commplan_repeats")  # no other rank raises it

@@ -176,7 +176,7 @@ class Batches(Iterator[Item]):
         Raises:
             CommplanError: CP0960 if the file cannot be written.
         """
-        place = metrics.place(path, *self.context.machine.process())
+        place = metrics.rank_file(path, *self.context.machine.process())
         metrics.write(place, metrics.text([self.summary()]))
         return place
 

@@ -335,9 +335,9 @@ def test_a_ledger_remembers_batches_that_are_gone():
 
 
 def test_several_processes_write_files_of_their_own(tmp_path: Path):
-    assert metrics.place(tmp_path / "a.prom", 0, 1) == tmp_path / "a.prom"
-    assert metrics.place(tmp_path / "a.prom", 3, 8) == tmp_path / "a.rank3.prom"
-    assert metrics.place(tmp_path / "{rank}.prom", 3, 8) == tmp_path / "3.prom"
+    assert metrics.rank_file(tmp_path / "a.prom", 0, 1) == tmp_path / "a.prom"
+    assert metrics.rank_file(tmp_path / "a.prom", 3, 8) == tmp_path / "a.rank3.prom"
+    assert metrics.rank_file(tmp_path / "{rank}.prom", 3, 8) == tmp_path / "3.prom"
 
 
 def test_what_cannot_be_written_is_an_error(tmp_path: Path):
