@@ -166,7 +166,7 @@ class Machine:
         failed: The reason of the `fail` effect, after which messages are ignored; empty before it.
         backlog: By worker, the tags of its messages that have arrived and are not processed yet.
         counts: By (site, worker), the number of requests that the worker has begun.
-        cells: By name of a state and number of a group, the state of that group.
+        group_states: By name of a state and number of a group, the state of that group.
         group: By (site, worker), the number of the worker's group.
         roles: By tag, the meaning of a message.
     """
@@ -177,7 +177,7 @@ class Machine:
         self.failed = ""
         self.backlog: dict[int, list[int]] = {worker: [] for worker in range(sites.workers)}
         self.counts: dict[tuple[int, int], int] = {}
-        self.cells: dict[tuple[str, int], GroupState] = {}
+        self.group_states: dict[tuple[str, int], GroupState] = {}
         self.group: dict[tuple[int, int], int] = {}
         self.roles: dict[int, MessageRole] = {}
         self._touched: list[tuple[GroupState, int]] = []  # units that may have something to do
@@ -195,37 +195,37 @@ class Machine:
         for group, members in enumerate(self.sites.members(site)):
             self.group |= {(site.number, worker): group for worker in members}
             for name, layout in zip(site.states, site.layouts, strict=True):
-                if (name, group) not in self.cells:
+                if (name, group) not in self.group_states:
                     units = {
                         u.number: ServedUnit({w: [] for w in members}) for u in layout.owned(local_index)
                     }
                     marks, done = dict.fromkeys(members, 0), dict.fromkeys(members, 0)
-                    self.cells[name, group] = GroupState(members, units, marks, done)
+                    self.group_states[name, group] = GroupState(members, units, marks, done)
 
     def copy(self) -> Machine:
         """Another machine in the same state. Must be called between messages."""
         machine = copy.copy(self)
         machine.departed, machine.counts, machine._touched = set(self.departed), dict(self.counts), []
         machine.backlog = {worker: list(tags) for worker, tags in self.backlog.items()}
-        machine.cells = {name: cell.copy() for name, cell in self.cells.items()}
+        machine.group_states = {name: state.copy() for name, state in self.group_states.items()}
         return machine
 
     def key(self) -> tuple[object, ...]:
         """Equal for machines with the same future behavior."""
         backlog = tuple(map(tuple, self.backlog.values()))
-        cells = tuple(cell.key(self.departed) for cell in self.cells.values())
+        states = tuple(state.key(self.departed) for state in self.group_states.values())
         counts = tuple(sorted(item for item in self.counts.items() if item[0][1] not in self.departed))
-        return tuple(sorted(self.departed)), backlog, counts, cells, self.failed
+        return tuple(sorted(self.departed)), backlog, counts, states, self.failed
 
     @property
-    def over(self) -> bool:
+    def all_departed(self) -> bool:
         """Whether every worker has left or died."""
         return len(self.departed) == self.sites.workers
 
     def mark_restored(self) -> None:
         """Mark all states as set, since a checkpoint has their values."""
-        for cell in self.cells.values():
-            cell.puts, cell.marks = 1, dict.fromkeys(cell.members, 1)
+        for state in self.group_states.values():
+            state.puts, state.marks = 1, dict.fromkeys(state.members, 1)
 
     def arrive(self, worker: int, tag: int) -> list[Effect]:
         """Process the arrival of a worker's message. Returns the effects that are possible now, in order."""
@@ -242,8 +242,8 @@ class Machine:
         """
         if worker in self.departed or self.failed:
             return []
-        for cell in self.cells.values():
-            for unit in cell.units.values():
+        for state in self.group_states.values():
+            for unit in state.units.values():
                 if worker not in unit.queue:
                     continue
                 unit.queue[worker] = [
@@ -260,7 +260,7 @@ class Machine:
         """Remove a worker and its unprocessed messages. Any unit may have waited for it."""
         self.departed.add(worker)
         self.backlog[worker].clear()
-        self._touched += [(cell, number) for cell in self.cells.values() for number in cell.units]
+        self._touched += [(state, number) for state in self.group_states.values() for number in state.units]
 
     def _process(self, workers: Sequence[int]) -> Iterator[Effect]:
         """Yield all effects that are possible now, beginning with the messages of `workers`."""
@@ -286,47 +286,47 @@ class Machine:
         if not self.failed:
             yield from self._deadlock()
 
-    def _cell(self, worker: int, site: Site, state: int = 0) -> GroupState:
-        """The state with index `state` of a site, for the group of `worker`."""
-        return self.cells[site.states[state], self.group[site.number, worker]]
+    def _state(self, worker: int, site: Site, index: int = 0) -> GroupState:
+        """The state of a site with this index, for the group of `worker`."""
+        return self.group_states[site.states[index], self.group[site.number, worker]]
 
-    def _living(self, cell: GroupState) -> list[int]:
-        return [worker for worker in cell.members if worker not in self.departed]
+    def _living(self, state: GroupState) -> list[int]:
+        return [worker for worker in state.members if worker not in self.departed]
 
     def _can_process(self, worker: int, role: MessageRole) -> bool:
         """Whether the next message of a worker may be processed; otherwise it waits, with all later ones."""
         site = role.site
-        cell = self._cell(worker, site)
+        state = self._state(worker, site)
         if site.kind == "put":
-            return self._can_put(worker, role, cell)
-        if not all(self._cell(worker, site, i).puts for i in range(len(site.states))):
+            return self._can_put(worker, role, state)
+        if not all(self._state(worker, site, i).puts for i in range(len(site.states))):
             return False  # a state is not set yet
         if not role.is_first or site.staleness is None or site.kind != "elastic":
             return True
-        return cell.done[worker] - min(cell.done[w] for w in self._living(cell)) <= site.staleness
+        return state.done[worker] - min(state.done[w] for w in self._living(state)) <= site.staleness
 
-    def _can_put(self, worker: int, role: MessageRole, cell: GroupState) -> bool:
+    def _can_put(self, worker: int, role: MessageRole, state: GroupState) -> bool:
         """Whether a message of a put may be processed.
 
         Only the first member sends the value; the others send a mark at the same line. A mark waits for its
         put. A put other than the first waits until all members have reached their mark.
         """
-        put_number = cell.marks[worker] + role.is_first  # of this put, from 1
-        if worker != cell.members[0]:
-            return cell.puts >= put_number
+        put_number = state.marks[worker] + role.is_first  # of this put, from 1
+        if worker != state.members[0]:
+            return state.puts >= put_number
         if put_number == 1 or not role.is_first:
             return True
-        return not self._without_mark(role.site, cell, put_number)
+        return not self._without_mark(role.site, state, put_number)
 
     def blocked_put(self) -> tuple[Site, list[int]] | None:
         """The site of a put that waits, and the live workers that have not reached their mark; or None."""
-        for cell in self.cells.values():
-            sender = cell.members[0]
+        for state in self.group_states.values():
+            sender = state.members[0]
             role = self._next_role(sender)
             if role is None or role.site.kind != "put" or self._can_process(sender, role):
                 continue
-            if self._cell(sender, role.site) is cell:
-                return role.site, self._without_mark(role.site, cell, cell.marks[sender] + 1)
+            if self._state(sender, role.site) is state:
+                return role.site, self._without_mark(role.site, state, state.marks[sender] + 1)
         return None
 
     def blocked_workers(self) -> tuple[list[int], list[int]]:
@@ -336,8 +336,8 @@ class Machine:
         that do not wait blocks the others.
         """
         waiting = {worker for worker, tags in self.backlog.items() if tags}
-        for cell in self.cells.values():
-            for unit in cell.units.values():
+        for state in self.group_states.values():
+            for unit in state.units.values():
                 waiting |= {worker for worker, _, _ in unit.unanswered}
                 waiting |= {w for w, queue in unit.queue.items() if any(self._pulls(s) for s, _ in queue)}
         idle = [worker for worker in range(self.sites.workers) if worker not in waiting | self.departed]
@@ -346,85 +346,85 @@ class Machine:
     def _pulls(self, site_number: int) -> bool:
         return self.sites.all[site_number].kind == "elastic"
 
-    def _without_mark(self, site: Site, cell: GroupState, put_number: int) -> list[int]:
+    def _without_mark(self, site: Site, state: GroupState, put_number: int) -> list[int]:
         """The live workers that have not reached their marks of a put; `put_number` counts puts from 1."""
-        members = (worker for worker in self._living(cell) if worker != cell.members[0])
-        return [worker for worker in members if not self._has_mark(worker, site, cell, put_number)]
+        members = (worker for worker in self._living(state) if worker != state.members[0])
+        return [worker for worker in members if not self._has_mark(worker, site, state, put_number)]
 
     def _next_role(self, worker: int) -> MessageRole | None:
         """The meaning of a worker's next message; None if there is none, or if it is a leave message."""
         tags = self.backlog[worker]
         return self.roles.get(tags[0]) if tags else None
 
-    def _has_mark(self, worker: int, site: Site, cell: GroupState, put_number: int) -> bool:
+    def _has_mark(self, worker: int, site: Site, state: GroupState, put_number: int) -> bool:
         """Whether a worker's next message is its mark of put `put_number` to the state of `site`."""
         role = self._next_role(worker)
-        if role is None or cell.marks[worker] != put_number - 1:
+        if role is None or state.marks[worker] != put_number - 1:
             return False
         return role.site.kind == "put" and role.site.states == site.states
 
     def _accept(self, worker: int, tag: int, role: MessageRole) -> Iterator[Effect]:
         """Process a message: set or get a state, or queue a request for its unit."""
-        site, cell = role.site, self._cell(worker, role.site)
+        site, state = role.site, self._state(worker, role.site)
         if role.is_first:
             self.counts[site.number, worker] = self.counts.get((site.number, worker), 0) + 1
         request = self.counts[site.number, worker] - 1
         if site.kind == "put":
-            cell.marks[worker] += role.is_first
-            if worker == cell.members[0]:
+            state.marks[worker] += role.is_first
+            if worker == state.members[0]:
                 yield Effect("set", site.number, role.unit, worker, request, tag)
-                cell.puts += role.is_last
+                state.puts += role.is_last
         elif site.kind == "get":
             yield Effect("answer", site.number, -1, worker, request)
         else:
             if role.is_first and site.mode == "async":
-                cell.tickets.append(worker)
+                state.tickets.append(worker)
             if role.has_data:
-                unit = cell.units[role.unit]
+                unit = state.units[role.unit]
                 unit.queue[worker].append((site.number, request))
                 if site.kind == "exchange":
                     unit.unanswered.append((worker, site.number, request))
-                self._touched.append((cell, role.unit))
+                self._touched.append((state, role.unit))
 
     def _serve(self) -> Iterator[Effect]:
         """Yield all effects of the touched units that are possible now."""
         while self._touched:
-            cell, unit_number = self._touched.pop(0)
-            while not self.failed and (effects := self._step(cell, unit_number)) is not None:
+            state, unit_number = self._touched.pop(0)
+            while not self.failed and (effects := self._step(state, unit_number)) is not None:
                 yield from effects
         self._touched.clear()
 
-    def _step(self, cell: GroupState, unit_number: int) -> Iterator[Effect] | None:
+    def _step(self, state: GroupState, unit_number: int) -> Iterator[Effect] | None:
         """The next effects of a unit, None if there are none."""
-        unit = cell.units[unit_number]
+        unit = state.units[unit_number]
         for unanswered in unit.unanswered:
             if self._is_due(unit, unanswered):
-                return self._answer(cell, unit_number, unanswered)
-        if unit.added and not self._missing(cell, unit):
+                return self._answer(state, unit_number, unanswered)
+        if unit.added and not self._missing(state, unit):
             return self._apply(unit_number, unit)
-        worker = self._next(cell, unit)
-        return None if worker is None else self._serve_request(cell, unit_number, worker)
+        worker = self._next(state, unit)
+        return None if worker is None else self._serve_request(state, unit_number, worker)
 
-    def _missing(self, cell: GroupState, unit: ServedUnit) -> list[int]:
+    def _missing(self, state: GroupState, unit: ServedUnit) -> list[int]:
         """The workers whose terms an update still lacks, in rank order; departed ones only if queued."""
         return [
             worker
-            for worker in cell.members
+            for worker in state.members
             if worker not in unit.added and (worker not in self.departed or unit.queue[worker])
         ]
 
-    def _next(self, cell: GroupState, unit: ServedUnit) -> int | None:
+    def _next(self, state: GroupState, unit: ServedUnit) -> int | None:
         """The worker to serve next; None if its message for this unit has not arrived."""
-        waiting = [worker for worker in cell.members if unit.queue[worker]]
+        waiting = [worker for worker in state.members if unit.queue[worker]]
         if not waiting:
             return None
         site = self.sites.all[unit.queue[waiting[0]][0][0]]
         if site.kind == "exchange":
-            first = next(iter(self._missing(cell, unit)), None)
+            first = next(iter(self._missing(state, unit)), None)
             return first if first in waiting else None
         if site.mode == "hogwild":
             return waiting[0]
-        order = cell.tickets if site.mode == "async" else cell.members
+        order = state.tickets if site.mode == "async" else state.members
         while site.mode == "round_robin" or unit.turn < len(order):
             worker = order[unit.turn % len(order)]
             if worker not in self.departed:
@@ -432,15 +432,15 @@ class Machine:
             unit.turn += 1
         return None
 
-    def _serve_request(self, cell: GroupState, unit_number: int, worker: int) -> Iterator[Effect]:
+    def _serve_request(self, state: GroupState, unit_number: int, worker: int) -> Iterator[Effect]:
         """Serve the oldest request of a worker for a unit: a term, or a complete elastic update."""
-        unit = cell.units[unit_number]
+        unit = state.units[unit_number]
         site_number, request = unit.queue[worker].pop(0)
         if self.sites.all[site_number].kind == "elastic":
             unit.turn += 1
-            if cell.count_answer(site_number, worker):
-                cell.done[worker] += 1
-                cell.drop_served_tickets()
+            if state.count_answer(site_number, worker):
+                state.done[worker] += 1
+                state.drop_served_tickets()
             yield Effect("pull", site_number, unit_number, worker, request)
             return
         if unit.added and site_number != unit.site:
@@ -465,13 +465,13 @@ class Machine:
         staleness = self.sites.all[site_number].staleness or 0
         return unit.applied.get(site_number, 0) >= request + 1 - staleness
 
-    def _answer(self, cell: GroupState, unit_number: int, due: tuple[int, int, int]) -> Iterator[Effect]:
+    def _answer(self, state: GroupState, unit_number: int, due: tuple[int, int, int]) -> Iterator[Effect]:
         """Answer with a unit or, if workers read nothing, one token after the request's last unit."""
-        cell.units[unit_number].unanswered.remove(due)
+        state.units[unit_number].unanswered.remove(due)
         worker, site_number, request = due
         if any(buffer.content == "data" for buffer in self.sites.all[site_number].down):
             yield Effect("answer", site_number, unit_number, worker, request)
-        elif cell.count_answer(site_number, worker):
+        elif state.count_answer(site_number, worker):
             yield Effect("answer", site_number, -1, worker, request)
 
     def _deadlock(self) -> Iterator[Effect]:
@@ -479,19 +479,19 @@ class Machine:
 
         The first member of its group has left, or requests the state before setting it.
         """
-        for (name, _), cell in self.cells.items():
-            sender = cell.members[0]
+        for (name, _), state in self.group_states.items():
+            sender = state.members[0]
             is_alive = sender not in self.departed
-            for worker in [sender] if is_alive else self._living(cell):
+            for worker in [sender] if is_alive else self._living(state):
                 role = self._next_role(worker)
                 if role is None or name not in role.site.states:
                     continue
                 is_put = role.site.kind == "put"
-                if is_alive and not is_put and not cell.puts:
+                if is_alive and not is_put and not state.puts:
                     reason = f"asks for `{name}`, which is not set: call run.start first"
                     yield self._fail(f"worker {sender} {reason}")
                     return
-                if not is_alive and (is_put or not cell.puts) and not self._can_process(worker, role):
+                if not is_alive and (is_put or not state.puts) and not self._can_process(worker, role):
                     yield self._fail(f"worker {sender}, which sets `{name}`, is gone")
                     return
 

@@ -122,9 +122,9 @@ class ServerDriver:
         self.pending_units: dict[tuple[int, int, int], int] = {}
 
     @property
-    def over(self) -> bool:
+    def all_departed(self) -> bool:
         """Whether every worker has left or died."""
-        return self.machine.over
+        return self.machine.all_departed
 
     def restore(self) -> None:
         """Continue with the states of an earlier run, which are in the store, if all of them were set.

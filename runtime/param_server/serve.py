@@ -195,7 +195,7 @@ def serve(context: Context, server: ServerRank, options: ServeOptions) -> Served
             send_abort(mailbox, sites, reason)
         mark_reported(error)
         raise
-    if driver.over:
+    if driver.all_departed:
         end_serving(server.service)
         for worker in range(sites.workers):
             mailbox.send(worker, LEFT, np.empty(0, np.uint8))
@@ -361,7 +361,7 @@ class ServerLoop:
 
     def run(self) -> Served:
         """Serve until every worker has left or died, or until `stop` is true."""
-        while not self.driver.over and not (self.stop is not None and self.stop()):
+        while not self.driver.all_departed and not (self.stop is not None and self.stop()):
             self._step()
             if self.mailbox.broken:
                 fail("CP0978", self.mailbox.broken, "the servers cannot continue")

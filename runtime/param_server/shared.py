@@ -76,9 +76,9 @@ class SharedStates:
 
     def update_counts(self, machine: Machine) -> None:
         """Publish how often each group's state has been set."""
-        for (name, group), cell in machine.cells.items():
+        for (name, group), state in machine.group_states.items():
             if name in self._files:
-                self._files[name][2][PUTS + group] = cell.puts
+                self._files[name][2][PUTS + group] = state.puts
 
     @property
     def requests(self) -> int:

@@ -67,14 +67,14 @@ def test_deaths_of_which_servers_hear_apart_break_no_more_than_deaths_at_once(
 ASYNC = Model("elastic", "async", units=2)
 
 
-def _two_at_once(self: Machine, cell: GroupState, unit: ServedUnit) -> list[int]:
+def _two_at_once(self: Machine, state: GroupState, unit: ServedUnit) -> list[int]:
     """An update that does not wait for the last worker."""
-    return [w for w in cell.members if w not in unit.added and w not in self.departed][:-1]
+    return [w for w in state.members if w not in unit.added and w not in self.departed][:-1]
 
 
-def _no_turn(self: Machine, cell: GroupState, unit: ServedUnit) -> int | None:
+def _no_turn(self: Machine, state: GroupState, unit: ServedUnit) -> int | None:
     """The first worker to arrive, on each unit separately."""
-    return next((worker for worker in cell.members if unit.queue[worker]), None)
+    return next((worker for worker in state.members if unit.queue[worker]), None)
 
 
 def _forgotten(self: Machine, worker: int) -> None:
@@ -86,10 +86,10 @@ def _dropped(self: Machine, worker: int) -> None:
     """The queued messages of a worker are dropped with it."""
     self.departed.add(worker)
     self.backlog[worker].clear()
-    for cell in self.cells.values():
-        for number, unit in cell.units.items():
+    for state in self.group_states.values():
+        for number, unit in state.units.items():
             unit.queue[worker].clear()
-            self._touched.append((cell, number))  # pyright: ignore[reportPrivateUsage]
+            self._touched.append((state, number))  # pyright: ignore[reportPrivateUsage]
 
 
 def _deaf(self: Machine, worker: int) -> list[Effect]:
@@ -203,7 +203,7 @@ def test_a_worker_that_died_sends_nothing_and_one_that_left_does_not_die() -> No
     while (event := Event(0, dies=False)) in list(server.events()):
         server = server.after(event)
     assert list(server.events()) == []
-    assert server.machine.over
+    assert server.machine.all_departed
 
 
 def test_the_same_messages_in_the_same_order_have_the_same_effects() -> None:
@@ -216,6 +216,6 @@ def test_the_same_messages_in_the_same_order_have_the_same_effects() -> None:
     for _ in range(2):
         machine = Machine(sites, 0)
         runs.append([effect for worker, tag in order for effect in machine.arrive(worker, tag)])
-        assert machine.over
+        assert machine.all_departed
     assert runs[0] == runs[1]
     assert [effect.worker for effect in runs[0] if effect.kind == "pull"] == [2, 0, 1, 2]

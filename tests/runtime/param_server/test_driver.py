@@ -113,7 +113,7 @@ def test_exchange_is_the_function_of_the_sum_in_rank_order(tmp_path: Path, op: s
             w = w - np.float32(0.5) * (g / np.float32(3) if op == "mean" else g)
             for worker in received:
                 np.testing.assert_allclose(received[worker][step], w, rtol=1e-6, atol=1e-6)
-        assert all(driver.over for driver in job.drivers)
+        assert all(driver.all_departed for driver in job.drivers)
         finals.append(job.held("weights")[0][0].tobytes())
     assert len(set(finals)) == 1
 

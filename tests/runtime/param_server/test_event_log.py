@@ -89,7 +89,7 @@ def test_a_replay_ends_with_the_recorded_weights(tmp_path: Path, mode: str):
             again = Job(program, {})
             assert replaying(again, tmp_path / "x.order", 100 + other) == []
             assert again.held("center")[0][0].tobytes() == expected
-            assert again.drivers[0].over
+            assert again.drivers[0].all_departed
     assert (len(ends) == 1) == (mode == "round_robin")  # else orders differ, and weights with them
 
 

@@ -198,7 +198,7 @@ class Desk:
 
     def _settle(self, worker: int) -> None:
         """Drop the messages of a dead worker when no more of them can be applied."""
-        units = (unit for cell in self.machine.cells.values() for unit in cell.units.values())
+        units = (unit for state in self.machine.group_states.values() for unit in state.units.values())
         if any(unit.queue[worker] for unit in units):
             return
         if any(worker in book.adding for book in self.books.values()):
@@ -226,7 +226,7 @@ class Desk:
                 raise BrokenError(f"worker {worker} waits forever for {len(self.missing[worker])} answers")
         if present:
             return
-        if not self.machine.over:
+        if not self.machine.all_departed:
             raise BrokenError(f"server {self.server} does not end after all workers have left")
         for worker in range(self.model.workers):
             self._counted(worker)

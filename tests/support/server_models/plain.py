@@ -202,7 +202,7 @@ class World:
                     raise BrokenError(f"unit {unit} lacks a push of worker {number} that was answered")
                 if not worker.dead and book.counts[number] != self.model.requests:
                     raise BrokenError(f"unit {unit} has {book.counts[number]} pushes of worker {number}")
-        if not all(machine.over for machine in self.machines):
+        if not all(machine.all_departed for machine in self.machines):
             raise BrokenError("a server does not end after all workers have left")
 
 
