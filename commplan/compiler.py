@@ -26,7 +26,7 @@ from commplan.ir.serialization.text import print_schedule
 from commplan.passes.base import PassContext
 from commplan.passes.pipeline.manager import PassRecord, Pipeline
 from commplan.protocol.build_sites import sites
-from commplan.topology import Topology, declared_in, place, topology_of
+from commplan.topology import Topology, assign_levels, declared_in, topology_of
 from commplan.verify.equivalence import Reference
 from commplan.verify.structural import verify
 
@@ -71,7 +71,7 @@ def compile_plan(
     machine = topology_of(plan, topology)
     if machine is not None:
         with declared_in(plan) if topology is None else nullcontext():
-            axes = place(axes, machine, mapping or {}, oversubscribe=options.oversubscribe)
+            axes = assign_levels(axes, machine, mapping or {}, oversubscribe=options.oversubscribe)
         placed_axes = spread_as(axes, machine, places) if places is not None else None
         if placed_axes is not None:  # the axes describe the places of ranks
             axes, places = placed_axes, None

@@ -409,7 +409,7 @@ def places_of_hosts(topology: Topology, hosts: Sequence[str]) -> tuple[int, ...]
     return tuple(places)
 
 
-def place(
+def assign_levels(
     axes: tuple[Axis, ...], topology: Topology, mapping: Mapping[str, str], *, oversubscribe: bool = False
 ) -> tuple[Axis, ...]:
     """Assign levels to axes: as in `mapping`, else by name, else from the last axis on, innermost first.

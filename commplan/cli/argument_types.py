@@ -49,7 +49,7 @@ def ranks(text: str) -> int | tuple[tuple[str, int], ...]:
     return tuple(size(part) for part in text.split(",")) if "=" in text else count(text)
 
 
-def place(text: str) -> int:
+def rank(text: str) -> int:
     """Parse a rank, counted from 0."""
     return _whole(text, 0, "a rank: a whole number from 0 on", text)
 

@@ -206,7 +206,7 @@ def _verify(verb: Any) -> None:
     _flag(group, "--algorithm", "NAME", 'such as ring, or "hierarchical(gpu = ring, node = chain)"')
     _flag(group, "--collective", "KIND", "such as all_reduce or broadcast")
     _flag(group, "--ranks", "N|LEVEL=N,..", "number of ranks, in all or at each level", argument_types.ranks)
-    _flag(group, "--root", "R", "the root rank", argument_types.place)
+    _flag(group, "--root", "R", "the root rank", argument_types.rank)
     _flag(group, "--slices", "N", "parts of every chunk, pipelined (default: 1)", argument_types.count, 1)
     _binding(verb)
 

@@ -26,7 +26,7 @@ from commplan.cost import (
 from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Schedule, topologies_text
-from commplan.topology import Topology, load_topology, place, topology_of
+from commplan.topology import Topology, assign_levels, load_topology, topology_of
 from commplan.what_if import scaled, scaled_calibration, with_room
 
 NAME_ONE = 'give one with --topology FILE, or write `topology "FILE"` in the plan'  # note of CP0752
@@ -234,7 +234,7 @@ def place_schedule(
         has_all_levels = all({spread.level for spread in axis.levels} <= levels for axis in schedule.axes)
         is_placed = all(axis.levels or axis.size == 1 for axis in schedule.mesh_axes)
         if mapping or not (has_all_levels and is_placed):
-            axes = place(schedule.axes, topology, mapping, oversubscribe=args.oversubscribe)
+            axes = assign_levels(schedule.axes, topology, mapping, oversubscribe=args.oversubscribe)
             schedule = replace(schedule, axes=axes)
     note_levels(schedule, console)
     return schedule

@@ -17,7 +17,7 @@ from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Schedule
 from commplan.ir.types import sized
 from commplan.lowering.hlo.step import CompiledCollective
-from commplan.topology import Topology, place
+from commplan.topology import Topology, assign_levels
 
 _PREDICTED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")  # by the cost model
 _NATIVE = Algorithm("native")  # XLA uses the native collectives
@@ -98,7 +98,7 @@ def links_of(schedule: Schedule, topology: Topology, calibration: Calibration | 
     if calibration is not None:
         calibration.check_backend(schedule.backend)
     compiled_for = schedule.topology is not None and schedule.topology.digest == topology.digest
-    axes = schedule.axes if compiled_for else place(schedule.axes, topology, {})
+    axes = schedule.axes if compiled_for else assign_levels(schedule.axes, topology, {})
     predictor = predictor_for(axes, topology, calibration, schedule.backend)
     assert predictor is not None
     return TopologyLinks(predictor)

@@ -100,7 +100,7 @@ class StageSummary(msgspec.Struct, frozen=True):
         line: The line of the stage, or of the state's declaration.
         stage: The stage as text.
         results: The values that it makes.
-        steps: Its ops in order; empty if passes have removed it.
+        ops: Its ops in order, `steps` in JSON; empty if passes have removed it.
         buckets: The buffers that it packs.
         traffic: The sum over its ops, one entry per group of axes.
         choices: The decisions of passes about it.
@@ -112,7 +112,7 @@ class StageSummary(msgspec.Struct, frozen=True):
     line: int
     stage: str
     results: tuple[str, ...]
-    steps: tuple[OpSummary, ...]
+    ops: tuple[OpSummary, ...] = msgspec.field(name="steps")
     buckets: tuple[Bucket, ...]
     traffic: tuple[Traffic, ...]
     choices: tuple[Choice, ...]
@@ -271,21 +271,24 @@ def _phase(
     lines: list[StageSummary] = []
     # States that the phase gets from servers without a stage, because it returns them unchanged.
     for op in (op for op in compiled.ops if op.span not in spans):
-        step, server_text = _step(op, values, schedule), server_texts.get((phase.name, op.span), ServerText())
-        stage, resulting = f"{step.kind} {step.detail}", ir.results(op)
+        summary, server_text = (
+            _op_summary(op, values, schedule),
+            server_texts.get((phase.name, op.span), ServerText()),
+        )
+        stage, resulting = f"{summary.kind} {summary.detail}", ir.results(op)
         lines.append(
             StageSummary(
-                op.span.line, stage, resulting, (step,), (), (), (), server_text.lines, server_text.sent
+                op.span.line, stage, resulting, (summary,), (), (), (), server_text.lines, server_text.sent
             )
         )
     for stage in phase.stages:
         server_text = server_texts.get((phase.name, stage.span), ServerText())
         stage_ops = ops.get(stage.span, [])
-        steps = tuple(_step(op, values, schedule) for op in stage_ops)
+        summaries = tuple(_op_summary(op, values, schedule) for op in stage_ops)
         line = StageSummary(
-            stage.span.line, stage_text(stage), graph.results(stage), steps,
+            stage.span.line, stage_text(stage), graph.results(stage), summaries,
             buckets=tuple(_bucket(op, values) for op in stage_ops if isinstance(op, ir.Pack)),
-            traffic=_sum(entry for step in steps for entry in step.traffic),
+            traffic=_sum(entry for op in summaries for entry in op.traffic),
             choices=tuple(choices.get(stage.span, ())), servers=server_text.lines, sent=server_text.sent,
             filler=filler_lines(stage, records.get(stage.source)) if isinstance(stage, graph.Load) else (),
         )  # fmt: skip
@@ -306,7 +309,7 @@ def _bucket(op: ir.Pack, values: Mapping[str, ir.Value]) -> Bucket:
     return Bucket(op.result, buffer.nbytes, buffer.leaves[0].dtype, tuple(leaves))
 
 
-def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> OpSummary:
+def _op_summary(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> OpSummary:
     """The summary of an op. A map of a built-in function shows its formula."""
     # States on servers stay there; only the values that a worker gets are counted.
     moved = worker_operands(op, values) or (ir.results(op) if op.uses_servers(values) else ())
@@ -315,11 +318,11 @@ def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> O
     detail = op.detail(values)
     if isinstance(op, ir.Map) and (body := schedule.fn(op.fn).body) and str(body) != op.fn:
         detail += f" = {body}"
-    step = OpSummary(op.title, ir.results(op)[0], detail, op.lane, nbytes)
+    summary = OpSummary(op.title, ir.results(op)[0], detail, op.lane, nbytes)
     if not isinstance(op, ir.Collective):
-        return step
+        return summary
     return replace(
-        step, dtype=op.dtype, algorithm=str(op.algorithm), nbytes=op.nbytes, traffic=traffic(op, schedule)
+        summary, dtype=op.dtype, algorithm=str(op.algorithm), nbytes=op.nbytes, traffic=traffic(op, schedule)
     )
 
 
@@ -395,13 +398,13 @@ def line_text(line: StageSummary) -> list[str]:
 def line_lines(line: StageSummary) -> list[str]:
     """The ops and the traffic of a line, with ops of one kind on one line."""
     lines: list[str] = []
-    by_kind = grouped(line.steps, lambda step: (step.kind, step.detail, step.lane))
-    for (kind, detail, lane), steps in by_kind.items():
-        count = f"{len(steps)} x " if len(steps) > 1 else ""
-        nbytes = sum(step.nbytes for step in steps)
+    by_kind = grouped(line.ops, lambda op: (op.kind, op.detail, op.lane))
+    for (kind, detail, lane), ops in by_kind.items():
+        count = f"{len(ops)} x " if len(ops) > 1 else ""
+        nbytes = sum(op.nbytes for op in ops)
         moved = f", {sized(nbytes)}" if nbytes else ""
         lines.append(f"{count}{kind} {detail}".rstrip() + f"{moved}  [{lane.replace('_', ' ')}]")
-    if not line.steps:
+    if not line.ops:
         lines.append("removed: no op is left")
     if line.buckets:
         shown, hidden = line.buckets[:_SHOWN_BUCKETS], len(line.buckets[_SHOWN_BUCKETS:])

@@ -183,7 +183,7 @@ def every(period: int) -> str:
 
 def one_mode(exchange: ElasticTiming, period: int, step: float | None) -> dict[str, Any]:
     """A mode as data, with shares of time unless `step` is None; arguments as `mode_lines`."""
-    content: dict[str, Any] = msgspec.structs.asdict(exchange)
+    content: dict[str, Any] = msgspec.to_builtins(exchange)
     if step is not None:
         minimum, maximum = waiting(exchange, period * step)
         content |= {"share": [minimum, maximum], "share_under_a_step": hidden(exchange, period * step, step)}
@@ -198,7 +198,7 @@ def _row(exchange: ElasticTiming, is_selected: bool, period: int, step: float | 
         minimum_step = least_compute(exchange, TENTH) / period
         # Solve (seconds - step) / (period * step + seconds - step) = TENTH for `step`.
         overlapped_step = exchange.seconds / (1 + period * TENTH / (1 - TENTH))
-        return [*cells, timed(minimum_step), timed(overlapped_step), exchange.way]
+        return [*cells, timed(minimum_step), timed(overlapped_step), exchange.implementation]
     minimum, maximum = waiting(exchange, period * step)
     share = f"{maximum:.0%}" if round(minimum, 2) == round(maximum, 2) else f"{minimum:.0%} to {maximum:.0%}"
-    return [*cells, share, f"{hidden(exchange, period * step, step):.0%}", exchange.way]
+    return [*cells, share, f"{hidden(exchange, period * step, step):.0%}", exchange.implementation]

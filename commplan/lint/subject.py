@@ -130,7 +130,7 @@ def with_declared(plan: Plan, inputs: LintInputs) -> LintInputs:
         CommplanError: CP0712 if the topology cannot be read, CP0713 if axes of known sizes do not fit.
     """
     from commplan.frontend.bind_axes import bind_axes
-    from commplan.topology import declared_in, place, topology_of
+    from commplan.topology import assign_levels, declared_in, topology_of
 
     if not inputs.is_bound and not Path(plan.file).is_file():
         return inputs  # the text has no folder for relative paths
@@ -139,7 +139,7 @@ def with_declared(plan: Plan, inputs: LintInputs) -> LintInputs:
     sizes = {axis.name: axis.size for axis in plan.axes if axis.size is not None} | dict(inputs.sizes)
     if len(sizes) == len(plan.axes) and not inputs.is_bound:
         with declared_in(plan):
-            place(bind_axes(plan, inputs.sizes), topology, {})
+            assign_levels(bind_axes(plan, inputs.sizes), topology, {})
     return replace(inputs, topology=topology) if inputs.is_bound else inputs
 
 

@@ -10,7 +10,7 @@ from commplan.ir.plan import ExchangeStage, Load, MapStage, Phase, operands, res
 from commplan.ir.types import AxisKind
 from commplan.lint.subject import Subject
 
-MEANT = "begin the name with `_` if this is intended"  # note of all warnings in this module
+UNDERSCORE_NOTE = "begin the name with `_` if this is intended"  # note of all warnings in this module
 
 
 def unused_values(subject: Subject) -> Iterator[Diagnostic]:
@@ -29,7 +29,7 @@ def unused_values(subject: Subject) -> Iterator[Diagnostic]:
                 value = plan.value(ref)
                 if ref in used or value.name.startswith("_"):
                     continue
-                notes = [*_hidden(subject, phase, ref), MEANT]
+                notes = [*_hidden(subject, phase, ref), UNDERSCORE_NOTE]
                 fix = _without_count(stage, value.span) if isinstance(stage, Load) else None
                 message = f"the value `{value.name}` is never used"
                 yield subject.warning("CP1201", message, value.span, *notes, fix=fix)
@@ -123,4 +123,4 @@ def unused_declarations(subject: Subject) -> Iterator[Diagnostic]:
     for kind, name, span, why in unused:
         if not name.startswith("_"):
             message = f"the {kind} `{name}` is never used"
-            yield subject.warning("CP1209", message, span, f"{why}: leave it out", MEANT)
+            yield subject.warning("CP1209", message, span, f"{why}: leave it out", UNDERSCORE_NOTE)

@@ -37,7 +37,7 @@ def _phase(phase: PhaseTime, title: str) -> PhasePanel:
     shown, left_out = condensed(lanes)
     critical: dict[tuple[int, str], float] = {}
     for part in phase.critical:
-        critical[part.line, part.what] = critical.get((part.line, part.what), 0.0) + part.seconds
+        critical[part.line, part.label] = critical.get((part.line, part.label), 0.0) + part.seconds
     return PhasePanel(
         phase.name,
         title,

@@ -212,7 +212,7 @@ def check_served(scope: OpScope) -> None:
 
 def _on_server(scope: OpScope, op: Op, ref: str, action: str) -> None:
     """Report a value `ref` that is not on a server, or not derived from a state on the same server."""
-    state = scope.values.get(scope.axes.states.get(name_of(ref).partition("/")[0], ""))
+    state = scope.values.get(scope.declarations.states.get(name_of(ref).partition("/")[0], ""))
     server = scope.values[ref].placement.server
     if server is None:
         scope.report.add("CP0735", f"`{ref}` is not on a server", op.span)
@@ -242,7 +242,7 @@ def _exchange(scope: OpScope, op: Exchange) -> None:
     )
     if values[op.gradient].placement.server is not None:
         scope.report.add("CP0734", f"`{op.gradient}` is on a server, but workers send it", op.span)
-    fn = scope.axes.fns.get(op.fn)
+    fn = scope.declarations.fns.get(op.fn)
     if fn is None:
         return  # already reported
     count = len(op.states)

@@ -44,7 +44,7 @@ class DiagnosticReport:
         return broken is not None
 
 
-class Axes:
+class Declarations:
     """The axes of a schedule, its functions and states by name, and the placements already checked.
 
     Attributes:
@@ -52,7 +52,7 @@ class Axes:
         kinds: kind of each axis.
         fns: types of the functions.
         states: the reference of each state on entry, by name of the state.
-        good: placements without errors; `verify.structural` adds them.
+        valid_placements: placements without errors; `verify.structural` adds them.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -60,7 +60,7 @@ class Axes:
         self.kinds = {axis.name: axis.kind for axis in schedule.axes}
         self.fns = schedule.fn_types
         self.states = {name_of(ref): ref for ref in schedule.states}
-        self.good: set[Placement] = set()
+        self.valid_placements: set[Placement] = set()
 
 
 class OpScope:
@@ -69,7 +69,7 @@ class OpScope:
     Args:
         schedule: the schedule.
         phase: one of its phases.
-        axes: the axes of the schedule.
+        declarations: axes, functions and states of the schedule.
         report: receives the diagnostics.
         before: the phase of this name in an earlier schedule that passed verification and has the same axes,
             functions and entry values; None if there is none.
@@ -85,14 +85,15 @@ class OpScope:
         self,
         schedule: Schedule,
         phase: Phase,
-        axes: Axes,
+        declarations: Declarations,
         report: DiagnosticReport,
         before: Phase | None = None,
     ) -> None:
-        self.schedule, self.phase, self.axes, self.report = schedule, phase, axes, report
-        self.sizes, self.kinds = axes.sizes, axes.kinds
+        self.schedule, self.phase = schedule, phase
+        self.declarations, self.report = declarations, report
+        self.sizes, self.kinds = declarations.sizes, declarations.kinds
         self.values = {value.id: value for value in (*schedule.entry, *phase.values)}
-        self.types = ValueTypes(schedule.axes, self.values, axes.fns, schedule.sources)
+        self.types = ValueTypes(schedule.axes, self.values, declarations.fns, schedule.sources)
         self._seen_values: dict[Ref, Value] = {}
         self._seen_ops: dict[Ref, Op] = {}
         if before is not None:

@@ -41,7 +41,7 @@ from commplan.ir.transfer import Violations, shown
 from commplan.ir.types import LARGEST, MOST_SERVERS
 from commplan.verify.equivalence import Reference, check_equivalence, check_origin
 from commplan.verify.input_proof import check_input
-from commplan.verify.scope import Axes, DiagnosticReport, OpScope
+from commplan.verify.scope import Declarations, DiagnosticReport, OpScope
 
 # Names of options that change results, as opposed to performance.
 _MEANT = [field.name for field in roles.fields(Hints) if field.role is Role.MEANING]
@@ -70,7 +70,7 @@ def verify(
     Returns:
         The diagnostics; empty if the schedule is sound and equivalent to its plan.
     """
-    report, axes = DiagnosticReport(schedule.file), Axes(schedule)
+    report, declarations = DiagnosticReport(schedule.file), Declarations(schedule)
 
     # Declarations.
     if schedule.schema != SCHEMA_VERSION:
@@ -88,14 +88,16 @@ def verify(
         if axis.levels and math.prod(max(0, spread.count) for spread in axis.levels) < axis.size:
             counts = " x ".join(str(spread.count) for spread in axis.levels)
             report.add("CP0734", f"axis `{axis.name}` has {axis.size} ranks, its levels {counts} places")
-    if any(not 1 <= axis.size <= LARGEST for axis in schedule.axes) or len(axes.sizes) < len(schedule.axes):
+    if any(not 1 <= axis.size <= LARGEST for axis in schedule.axes) or len(declarations.sizes) < len(
+        schedule.axes
+    ):
         return tuple(report.diagnostics)  # later checks divide by axis sizes
     entry = tuple(value.id for value in schedule.entry)
     if entry != (*schedule.inputs, *schedule.states):
         report.add("CP0730", "the values on entry are not the inputs and states, in this order")
         return tuple(report.diagnostics)
     for value in schedule.entry:
-        check_value(value, axes, report)
+        check_value(value, declarations, report)
         if value.kind not in ("tree", "array"):
             message = f"`{value.id}` enters the plan as {value.kind}: expected a tree or an array"
             report.add("CP0731", message)
@@ -103,7 +105,7 @@ def verify(
     # Phases. Those of `sound` can be skipped in part if declarations are the same.
     before = {phase.name: phase for phase in sound.phases} if sound and _same_head(schedule, sound) else {}
     for phase in schedule.phases:
-        _verify_phase(OpScope(schedule, phase, axes, report, before.get(phase.name)))
+        _verify_phase(OpScope(schedule, phase, declarations, report, before.get(phase.name)))
     if not report.diagnostics and any(axis.kind is AxisKind.SERVER for axis in schedule.axes):
         from commplan.verify.ownership import check_servers  # noqa: PLC0415  few plans have servers
 
@@ -112,7 +114,9 @@ def verify(
     # The plan.
     if not report.diagnostics and schedule.origin is not None:
         if reference is None:
-            check_origin(schedule, schedule.origin, lambda value: check_value(value, axes, report), report)
+            check_origin(
+                schedule, schedule.origin, lambda value: check_value(value, declarations, report), report
+            )
         if not report.diagnostics:
             reference = reference or Reference(schedule.origin, schedule.axes)
             check_equivalence(schedule, report, reference, sound, written_out=written_out)
@@ -141,7 +145,7 @@ def _verify_phase(scope: OpScope) -> None:
     report.unique("values", (value.id for value in (*schedule.entry, *phase.values)))
     for value in phase.values:
         if not scope.has_seen(value):
-            check_value(value, scope.axes, report)
+            check_value(value, scope.declarations, report)
     _definitions(scope)
     _bindings(scope)
     if len(report.diagnostics) > before:
@@ -305,7 +309,7 @@ def _bindings(scope: OpScope) -> None:
         if value is not None and value.placement.partial:
             report.add("CP0734", f"output `{binding.name}` is partial", phase.span)
     for binding in phase.updates:
-        state = scope.values.get(scope.axes.states.get(binding.name, ""))
+        state = scope.values.get(scope.declarations.states.get(binding.name, ""))
         value = scope.values.get(binding.value)
         if state is None:
             report.add("CP0730", f"`{binding.name}` is updated, but is not a state", phase.span)
@@ -314,10 +318,12 @@ def _bindings(scope: OpScope) -> None:
             report.add("CP0731", message, phase.span)
 
 
-def check_value(value: Value, axes: Axes, report: DiagnosticReport) -> None:
+def check_value(value: Value, declarations: Declarations, report: DiagnosticReport) -> None:
     """Report errors in the placement of a value, and leaves that fit neither its kind nor its placement."""
-    if value.placement not in axes.good and not _check_placement(value, axes.kinds, report):
-        axes.good.add(value.placement)
+    if value.placement not in declarations.valid_placements and not _check_placement(
+        value, declarations.kinds, report
+    ):
+        declarations.valid_placements.add(value.placement)
     if any(size < 0 for leaf in (*value.leaves, *value.whole) for size in leaf.shape):
         report.add("CP0731", f"`{value.id}` has a negative dimension")
         return
@@ -331,14 +337,14 @@ def check_value(value: Value, axes: Axes, report: DiagnosticReport) -> None:
         case "array" if len(value.leaves) != 1:
             report.add("CP0731", f"`{value.id}` is an array, but has {len(value.leaves)} leaves")
         case "tree" | "array":
-            _check_whole(value, axes, report)
+            _check_whole(value, declarations, report)
         case _:
             pass
 
 
-def _check_whole(value: Value, axes: Axes, report: DiagnosticReport) -> None:
+def _check_whole(value: Value, declarations: Declarations, report: DiagnosticReport) -> None:
     """Report uncut leaves that do not yield the leaves of one rank when they are split."""
-    ways = [axes.sizes.get(axis, 1) for axis in value.placement.split]
+    ways = [declarations.sizes.get(axis, 1) for axis in value.placement.split]
     if not ways:
         if value.whole:
             report.add("CP0731", f"`{value.id}` has uncut leaves, but is not split")

@@ -12,7 +12,7 @@ from commplan.compiler import compile_plan
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis, Collective
-from commplan.topology import Level, Topology, load_topology, parse_topology, place
+from commplan.topology import Level, Topology, assign_levels, load_topology, parse_topology
 
 FILES = sorted((Path(__file__).parents[2] / "examples" / "topologies").glob("*.toml"))
 GOOD = """
@@ -136,32 +136,35 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_axes_go_to_the_level_of_their_name() -> None:
-    assert levels(place(axes(gpu=4, node=2), SMALL, {})) == {"gpu": "gpu", "node": "node"}
+    assert levels(assign_levels(axes(gpu=4, node=2), SMALL, {})) == {"gpu": "gpu", "node": "node"}
 
 
 def test_the_last_axis_is_innermost() -> None:
-    assert levels(place(axes(data=2, model=4), SMALL, {})) == {"data": "node", "model": "gpu"}
-    assert levels(place(axes(data=4, model=2), SMALL, {})) == {"data": "node", "model": "gpu"}
-    assert levels(place(axes(a=2, b=2, c=2), SMALL, {})) == {"a": "node", "b": "gpu", "c": "gpu"}
+    assert levels(assign_levels(axes(data=2, model=4), SMALL, {})) == {"data": "node", "model": "gpu"}
+    assert levels(assign_levels(axes(data=4, model=2), SMALL, {})) == {"data": "node", "model": "gpu"}
+    assert levels(assign_levels(axes(a=2, b=2, c=2), SMALL, {})) == {"a": "node", "b": "gpu", "c": "gpu"}
 
 
 def test_an_axis_over_several_levels_waits_for_the_outermost() -> None:
-    assert levels(place(axes(data=8), SMALL, {})) == {"data": "node"}
-    assert levels(place(axes(data=5), SMALL, {})) == {"data": "node"}
-    assert levels(place(axes(data=3), SMALL, {})) == {"data": "gpu"}
+    assert levels(assign_levels(axes(data=8), SMALL, {})) == {"data": "node"}
+    assert levels(assign_levels(axes(data=5), SMALL, {})) == {"data": "node"}
+    assert levels(assign_levels(axes(data=3), SMALL, {})) == {"data": "gpu"}
 
 
 def test_an_axis_of_one_stays_inside() -> None:
-    assert levels(place(axes(data=1, model=8), SMALL, {})) == {"data": "gpu", "model": "node"}
+    assert levels(assign_levels(axes(data=1, model=8), SMALL, {})) == {"data": "gpu", "model": "node"}
 
 
 def test_a_mapping_says_where() -> None:
-    assert levels(place(axes(data=2, model=2), SMALL, {"model": "node"})) == {"data": "gpu", "model": "node"}
+    assert levels(assign_levels(axes(data=2, model=2), SMALL, {"model": "node"})) == {
+        "data": "gpu",
+        "model": "node",
+    }
 
 
 def test_servers_lie_nowhere() -> None:
     hub = Axis("hub", AxisKind.SERVER, 100)
-    assert levels(place((*axes(data=4), hub), SMALL, {})) == {"data": "gpu", "hub": None}
+    assert levels(assign_levels((*axes(data=4), hub), SMALL, {})) == {"data": "gpu", "hub": None}
 
 
 @pytest.mark.parametrize(
@@ -179,14 +182,14 @@ def test_axes_that_do_not_fit(
     sizes: dict[str, int], mapping: dict[str, str], code: str, message: str
 ) -> None:
     with pytest.raises(CommplanError) as caught:
-        place(axes(**sizes), SMALL, mapping)
+        assign_levels(axes(**sizes), SMALL, mapping)
     assert caught.value.diagnostics[0].code == code
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("sizes", [{"data": 9}, {"gpu": 8}, {"a": 3, "b": 5}])
 def test_several_ranks_in_one_place(sizes: dict[str, int]) -> None:
-    placed = place(axes(**sizes), SMALL, {}, oversubscribe=True)
+    placed = assign_levels(axes(**sizes), SMALL, {}, oversubscribe=True)
     assert all(axis.level in ("gpu", "node") for axis in placed)
 
 

@@ -13,7 +13,7 @@ from commplan.cost.network.network import shape_of
 from commplan.ir.ops.base import Work
 from commplan.ir.plan import Algorithm, Arg, AxisKind
 from commplan.ir.schedule import Axis, CollectiveKind, Form
-from commplan.topology import Level, Topology, place
+from commplan.topology import Level, Topology, assign_levels
 
 TWO_RACKS = Topology("two_rack", (Level("host", 4, 60e-6, 25e6), Level("rack", 2, 120e-6, 25e6)))
 CLUSTER = Topology(
@@ -29,7 +29,9 @@ def hierarchical(**levels: str) -> Algorithm:
 
 
 def mesh(topology: Topology, **sizes: int) -> tuple[Axis, ...]:
-    return place(tuple(Axis(name, AxisKind.REPLICA, size) for name, size in sizes.items()), topology, {})
+    return assign_levels(
+        tuple(Axis(name, AxisKind.REPLICA, size) for name, size in sizes.items()), topology, {}
+    )
 
 
 def seconds(

@@ -20,7 +20,7 @@ from commplan.cost.collective.nccl_model import GPUS
 from commplan.cost.network.network import Layout, shape_of
 from commplan.ir.plan import Algorithm, AxisKind
 from commplan.ir.schedule import Axis
-from commplan.topology import DEVICES, Level, Topology, place
+from commplan.topology import DEVICES, Level, Topology, assign_levels
 
 NATIVE = Algorithm("native")
 KINDS: tuple[CostKind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
@@ -219,7 +219,7 @@ def test_ranks_that_lie_unevenly_keep_the_model_of_other_machines() -> None:
 
 def test_a_measured_curve_goes_first() -> None:
     topology = cluster("h100", 1)
-    axes = place((Axis("data", AxisKind.REPLICA, 8),), topology, {})
+    axes = assign_levels((Axis("data", AxisKind.REPLICA, 8),), topology, {})
     shape = shape_of(one_group(range(8)), Network.for_topology(topology))
     curve = Curve("all_reduce", "native", "call", shape, (1e6,), (5e-3,))
     curves = Calibration(
@@ -240,7 +240,7 @@ def test_a_measured_curve_goes_first() -> None:
 
 def test_what_is_not_measured_is_called_a_guess() -> None:
     topology = cluster("h100", 1)
-    axes = place((Axis("data", AxisKind.REPLICA, 8),), topology, {})
+    axes = assign_levels((Axis("data", AxisKind.REPLICA, 8),), topology, {})
     assert Predictor(topology, axes).in_words("model").startswith("a guess until calibrated")
 
 

@@ -19,7 +19,7 @@ from commplan.cost.schedule.predictor import Predictor
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis, Spread
-from commplan.topology import MOST, Level, Topology, place
+from commplan.topology import MOST, Level, Topology, assign_levels
 
 TWO_RACKS = Topology("two_rack", (Level("host", 4, 60e-6, 25e6), Level("rack", 2, 120e-6, 25e6)))
 NETWORK = Network.for_topology(TWO_RACKS)
@@ -61,7 +61,9 @@ def test_an_interleaved_ring_puts_every_message_on_the_uplinks() -> None:
 
 
 def test_groups_that_run_at_once_share_the_links_outside() -> None:
-    axes = place((Axis("rack", AxisKind.REPLICA, 2), Axis("host", AxisKind.REPLICA, 4)), TWO_RACKS, {})
+    axes = assign_levels(
+        (Axis("rack", AxisKind.REPLICA, 2), Axis("host", AxisKind.REPLICA, 4)), TWO_RACKS, {}
+    )
     layout = layout_over(axes, ("rack",), places_of(NETWORK, axes))
     assert layout.groups.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
     laid = lay_out(registry.program("ring", "all_reduce", 2), layout, NETWORK)
@@ -81,7 +83,7 @@ def test_ranks_that_share_a_place_use_no_link() -> None:
 
 
 def test_an_axis_over_two_levels_fills_the_inner_one_first() -> None:
-    axes = place((Axis("data", AxisKind.REPLICA, 8),), TWO_RACKS, {})
+    axes = assign_levels((Axis("data", AxisKind.REPLICA, 8),), TWO_RACKS, {})
     assert axes[0].levels == (Spread("host", 4), Spread("rack", 2))
     assert places_of(NETWORK, axes).tolist() == IN_ORDER
 

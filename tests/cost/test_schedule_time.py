@@ -150,7 +150,7 @@ def test_a_phase_tells_its_bytes_its_bound_and_its_path() -> None:
     assert dict(phase.nbytes)["host"] == pytest.approx(1.5 * 25e6)
     assert phase.bound == pytest.approx(1.5, rel=0.001)
     assert 1.0 <= phase.distance < 1.01
-    assert [part.what for part in phase.critical] == ["all_reduce via ring", "pack"]
+    assert [part.label for part in phase.critical] == ["all_reduce via ring", "pack"]
     assert phase.network == pytest.approx(1.5, rel=0.01)
     assert phase.compute == pytest.approx(25e6 / 20e9)
 

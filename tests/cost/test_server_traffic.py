@@ -163,7 +163,7 @@ def test_many_small_messages_are_bound_by_the_server() -> None:
 def test_an_exchange_with_servers_is_charged_on_the_links() -> None:
     prediction = told("parameter_server_dedicated")
     assert prediction.unknown == ()
-    (put, exchange) = prediction.talks
+    (put, exchange) = prediction.server_timings
     assert (put.kind, exchange.kind) == ("put", "exchange")
     assert exchange.places == (8, 9)
     assert exchange.nbytes_up == exchange.nbytes_down == 4 * SIZE
@@ -179,18 +179,18 @@ def test_an_exchange_with_servers_is_charged_on_the_links() -> None:
 @pytest.mark.parametrize("mode", ["round_robin", "async", "hogwild"])
 def test_elastic_averaging_on_a_server_is_charged_on_its_link(mode: str) -> None:
     prediction = told(f"easgd_{mode}")
-    talk = prediction.talks[-1]
-    assert (talk.mode, talk.period, talk.workers, talk.places) == (mode, 4, 4, (4,))
-    assert talk.alone < talk.seconds
-    assert talk.seconds == pytest.approx(4 * 4 * SIZE / RATE, rel=0.05)
+    timing = prediction.server_timings[-1]
+    assert (timing.mode, timing.period, timing.workers, timing.places) == (mode, 4, 4, (4,))
+    assert timing.alone < timing.seconds
+    assert timing.seconds == pytest.approx(4 * 4 * SIZE / RATE, rel=0.05)
 
 
 def test_a_prime_number_of_workers_that_nobody_could_list_is_simulated() -> None:
     large = Topology("large", (Level("host", 5000, 60e-6, RATE),))
     prediction = told("parameter_server_dedicated", large, worker=4253)
     assert (
-        prediction.talks[-1].seconds
-        >= prediction.talks[-1].bound
+        prediction.server_timings[-1].seconds
+        >= prediction.server_timings[-1].bound
         == pytest.approx(4253 * 2 * SIZE / RATE, rel=1e-3)
     )
 
@@ -256,4 +256,4 @@ def test_every_site_of_every_example_has_its_talk() -> None:
     for name in ("parameter_server_dedicated", "easgd_async", "easgd_hogwild", "easgd_round_robin"):
         schedule = compiled(name)
         predictor = Predictor(FLAT, schedule.axes, backend="mpi")
-        assert len(predict(schedule, predictor).talks) == len(sites(schedule).all)
+        assert len(predict(schedule, predictor).server_timings) == len(sites(schedule).all)

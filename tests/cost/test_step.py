@@ -50,7 +50,7 @@ def test_without_a_step_one_is_assumed_that_takes_as_long_as_the_busiest_link() 
     assert phase.exposed == pytest.approx(EACH, rel=0.01)
     assert phase.alone == pytest.approx(2 * EACH, rel=0.01)
     assert phase.seconds == phase.computation + phase.exposed
-    assert phase.critical[0].what == "computation"
+    assert phase.critical[0].label == "computation"
 
 
 def test_the_assumed_step_does_not_depend_on_what_was_chosen() -> None:

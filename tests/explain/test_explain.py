@@ -77,7 +77,7 @@ def test_every_line_of_the_plan_is_there_with_its_ops():
     lines = step(explanation).lines
     assert [line.line for line in lines] == [s.span.line for s in plan.graph.phase("step").stages]
     ops = schedule.phase("step").ops
-    assert sum(len(line.steps) for line in lines) == len(ops)
+    assert sum(len(line.ops) for line in lines) == len(ops)
     assert lines[0].stage.startswith("grads = reduce grads over data by mean { bucket = 25 MiB")
 
 
@@ -96,7 +96,7 @@ def test_buckets_and_wire_bytes_of_data_parallel():
     nbytes = (256 * 64 + 64) * 4
     assert [bucket.nbytes for bucket in line.buckets] == [nbytes]
     assert len(line.buckets[0].leaves) == 2
-    kinds = [op.kind for op in line.steps]
+    kinds = [op.kind for op in line.ops]
     assert kinds.index("pack") < kinds.index("all_to_all") < kinds.index("all_gather") < kinds.index("unpack")
     # bfloat16 both ways: 7/8 of half the bytes to scatter, and the same to gather.
     assert [(entry.axes, entry.nbytes) for entry in line.traffic] == [(("data",), 2 * nbytes // 2 * 7 // 8)]
@@ -116,7 +116,7 @@ def test_what_is_packed_is_counted_once():
     packs = [
         each
         for line in step(explain_plan(plan.graph, schedule)).lines
-        for each in line.steps
+        for each in line.ops
         if each.kind == "pack"
     ]
     assert len(packs) == 2 and [pack.nbytes for pack in packs] == [36_000_000] * 2
@@ -153,7 +153,7 @@ def test_text_names_lines_bytes_and_choices():
 def test_every_example_is_explained_and_becomes_json(path: Path):
     plan, schedule, explanation = explained(path.stem)
     assert [phase.name for phase in explanation.phases] == [phase.name for phase in plan.graph.phases]
-    counted = sum(len(line.steps) for phase in explanation.phases for line in phase.lines)
+    counted = sum(len(line.ops) for phase in explanation.phases for line in phase.lines)
     assert counted == sum(len(phase.ops) for phase in schedule.phases)
     decoded = json.loads(msgspec.json.encode(explanation))
     assert decoded["plan"] == plan.name
@@ -292,7 +292,7 @@ def test_what_counts_of_an_exchange_is_what_travels(served: Explanation) -> None
     """Moments stay with the servers."""
     (line,) = step(served).lines
     nbytes = (256 * 64 + 64) * 4
-    assert [(op.kind, op.nbytes) for op in line.steps] == [("exchange", nbytes)]
+    assert [(op.kind, op.nbytes) for op in line.ops] == [("exchange", nbytes)]
     assert line.sent == nbytes
     start = served.phases[0]
     assert [line.sent for line in start.lines] == [nbytes, 2 * nbytes]

@@ -19,7 +19,7 @@ from commplan.collectives.registry import algorithms, program
 from commplan.ir.collective_kinds import ROOTED
 from commplan.verify.programs.algorithm_proof import prove_task
 from commplan.verify.programs.composition import LevelProgram
-from commplan.verify.programs.counterexample import Counterexample, spans, terms
+from commplan.verify.programs.counterexample import Counterexample, ranges_text, terms
 from commplan.verify.programs.proof import count, prove
 from commplan.verify.programs.symbolic_execution import representatives, rotates
 
@@ -381,7 +381,7 @@ def test_ranks_and_chunks_that_do_not_exist(broken: ChunkProgram) -> None:
 
 
 def test_numbers_in_words() -> None:
-    assert spans([5, 0, 1, 2]) == "0-2, 5"
-    assert spans(range(0, 60, 2)).endswith("and 18 runs more")
+    assert ranges_text([5, 0, 1, 2]) == "0-2, 5"
+    assert ranges_text(range(0, 60, 2)).endswith("and 18 runs more")
     assert terms({}) == "nothing"
     assert terms({0: 1, 1: 1, 3: 2, 4: 3}) == "ranks 0-1, rank 3 twice, rank 4 3 times"

@@ -141,7 +141,7 @@ class _Servers:
         """The lines of one phase."""
         lines: list[str] = []
         phase_sites = [site for site in self.sites if site.phase == phase]
-        timings = [timing for timing in self.prediction.talks if timing.phase == phase]
+        timings = [timing for timing in self.prediction.server_timings if timing.phase == phase]
         for site, timing in zip(phase_sites, timings, strict=True):
             lines.append(f"  line {timing.line}: {title(site)}")
             details = (*map(state_line, timing.distributions), *server_time_lines(timing, self.topology))
@@ -182,7 +182,7 @@ def _phase(rich: Any, phase: PhaseTime, lines: Sequence[str]) -> None:
         rich.print("  critical path, summed over buckets")
     totals = defaultdict[tuple[int, str], float](float)
     for part in phase.critical:
-        totals[part.line, part.what] += part.seconds
+        totals[part.line, part.label] += part.seconds
     for (line, label), seconds in totals.items():
         text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
         rich.print(f"    {timed(seconds):>9}  line {line:<4} {label:<32} {text[:50]}", markup=False)

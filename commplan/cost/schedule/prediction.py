@@ -70,12 +70,12 @@ class Stretch(msgspec.Struct, frozen=True):
 
     Attributes:
         line: The line in the plan; 0 for the step's computation.
-        what: A description of the ops, such as `all_reduce via ring`.
+        label: A description of the ops, such as `all_reduce via ring`; `what` in JSON.
         seconds: The duration.
     """
 
     line: int
-    what: str
+    label: str = msgspec.field(name="what")
     seconds: float
 
 
@@ -134,7 +134,7 @@ class Prediction(msgspec.Struct, frozen=True):
         step: A description of the step's computation.
         unknown: Labels of ops without a known cost. They take no time in the prediction.
         calibrated: The date of the calibration; "" if there is none.
-        talks: The ops that communicate with servers, in the order of the schedule.
+        server_timings: The ops that communicate with servers, in the order of the schedule; `talks` in JSON.
     """
 
     plan: str
@@ -146,7 +146,7 @@ class Prediction(msgspec.Struct, frozen=True):
     step: str
     unknown: tuple[str, ...] = ()
     calibrated: str = ""
-    talks: tuple[ServerTiming, ...] = ()
+    server_timings: tuple[ServerTiming, ...] = msgspec.field(default=(), name="talks")
 
     def phase(self, name: str) -> PhaseTime:
         """The phase `name`, which must be one of the schedule."""
@@ -193,9 +193,18 @@ def predict(
     if any(each.seconds for each in ready):
         on = f", on {assumed_on.network.topology.name}" if assumed_on is not None else ""
         computation = step.source if step is not None else f"assumed: {ASSUMED}{on}"
-    unknown, talks = tuple(charge.unknown), tuple(charge.talks)
+    unknown, server_timings = tuple(charge.unknown), tuple(charge.server_timings)
     return Prediction(
-        schedule.plan, name, schedule.backend, ranks, phases, source, computation, unknown, date, talks
+        schedule.plan,
+        name,
+        schedule.backend,
+        ranks,
+        phases,
+        source,
+        computation,
+        unknown,
+        date,
+        server_timings,
     )
 
 
@@ -203,7 +212,7 @@ class _Charge:
     """Computes the cost of each op of a schedule without other ops.
 
     Collects the labels of ops without a known cost in `unknown`, as keys in order, and the ops that
-    communicate with servers in `talks`. `enter` sets `site_of`, `period` and `input` for one phase.
+    communicate with servers in `server_timings`. `enter` sets `site_of`, `period` and `input` for one phase.
     """
 
     def __init__(
@@ -217,7 +226,7 @@ class _Charge:
         self.sites = sites(schedule)
         self.site_of: dict[str, Site] = {}
         self.period = 1
-        self.talks: list[ServerTiming] = []
+        self.server_timings: list[ServerTiming] = []
 
     def enter(self, phase: Phase) -> None:
         """Select `phase`: its requests to servers, and the measured costs of its input."""
@@ -232,7 +241,7 @@ class _Charge:
         first = next(iter(results(op)), "")
         if first in self.site_of:
             traffic, prediction = server_timing(self.site_of[first], self.sites, self.predictor, self.period)
-            self.talks.append(traffic)
+            self.server_timings.append(traffic)
             return prediction.seconds, prediction
         work = op.work(nbytes, lambda axes: self.predictor.layout(axes).ranks)
         if work.kind == "copy":
@@ -409,7 +418,7 @@ def _critical(ops: Sequence[OpTime], timings: Sequence[TaskTiming]) -> tuple[Str
         label = f"{op.op} via {op.algorithm}" if op.algorithm else op.op
         if op.seconds <= 0:
             continue
-        if parts and (parts[-1].line, parts[-1].what) == (op.line, label):
+        if parts and (parts[-1].line, parts[-1].label) == (op.line, label):
             parts[-1] = Stretch(op.line, label, parts[-1].seconds + op.seconds)
         else:
             parts.append(Stretch(op.line, label, op.seconds))

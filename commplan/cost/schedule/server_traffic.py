@@ -89,13 +89,13 @@ class ElasticTiming(msgspec.Struct, frozen=True):
         seconds: The time if all workers exchange at once.
         alone: The time of the most distant worker while no other worker exchanges. Equal to `seconds` for
             `sync`.
-        way: A description of the implementation, such as `2 servers` or `all-reduce via ring`.
+        implementation: A description, `way` in JSON, such as `2 servers` or `all-reduce via ring`.
     """
 
     mode: ElasticMode
     seconds: float
     alone: float
-    way: str
+    implementation: str = msgspec.field(name="way")
 
 
 def server_timing(

@@ -70,7 +70,7 @@ class Counterexample(msgspec.Struct, frozen=True):
         return Diagnostic(self.code, message, self.span or span, notes, file=file)
 
 
-def spans(numbers: Iterable[int], most: int = 12) -> str:
+def ranges_text(numbers: Iterable[int], most: int = 12) -> str:
     """Format numbers as runs, for example `0-3, 5`; at most `most` runs are shown."""
     parts: list[str] = []
     run: list[int] = []
@@ -91,6 +91,6 @@ def terms(counts: dict[int, int]) -> str:
     """
     once = sorted(rank for rank, count in counts.items() if count == 1)
     more = sorted((rank, count) for rank, count in counts.items() if count > 1)
-    words = [f"rank{'s' if len(once) > 1 else ''} {spans(once)}"] if once else []
+    words = [f"rank{'s' if len(once) > 1 else ''} {ranges_text(once)}"] if once else []
     words += [f"rank {rank} {'twice' if count == 2 else f'{count} times'}" for rank, count in more[:12]]
     return ", ".join(words) or "nothing"
