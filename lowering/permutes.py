@@ -108,7 +108,7 @@ class Permute(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def moves(program: ChunkProgram, size: int) -> tuple[tuple[Permute, ...], ...]:
+def permutes_of_rounds(program: ChunkProgram, size: int) -> tuple[tuple[Permute, ...], ...]:
     """The ppermutes of each round of `program` that transfers any element.
 
     Args:
@@ -183,24 +183,24 @@ class PermuteRound(NamedTuple):
     """A round of a program, as ppermutes.
 
     Attributes:
-        moves: The ppermutes; at least one.
+        permutes: The ppermutes; at least one.
         forwards: Whether it sends the array that was received in the round before; see `is_forwarded`.
         stores: Whether received data is written to the buffer. If not, only the next round or the result
             uses it.
     """
 
-    moves: tuple[Permute, ...]
+    permutes: tuple[Permute, ...]
     forwards: bool
     stores: bool
 
     @property
     def form(self) -> tuple[Any, ...]:
         """The static properties. Rounds of equal form can be iterations of one loop."""
-        return (self.forwards, self.stores, *(move.form for move in self.moves))
+        return (self.forwards, self.stores, *(permute.form for permute in self.permutes))
 
 
 @lru_cache(maxsize=64)
-def steps(program: ChunkProgram, size: int) -> tuple[PermuteRound, ...]:
+def permute_rounds(program: ChunkProgram, size: int) -> tuple[PermuteRound, ...]:
     """The rounds of `program` that transfer any element.
 
     If the data received in the last round is the result (`is_result`), it is not stored.
@@ -209,7 +209,7 @@ def steps(program: ChunkProgram, size: int) -> tuple[PermuteRound, ...]:
         program: The program.
         size: The number of elements of the whole buffer.
     """
-    rounds = moves(program, size)
+    rounds = permutes_of_rounds(program, size)
     forwards = [False, *(is_forwarded(*pair) for pair in itertools.pairwise(rounds))][: len(rounds)]
     ends_in_result = bool(rounds) and is_result(program, size, rounds[-1])
     stores = stored_rounds(program, size, forwards, ends_in_result)
@@ -218,12 +218,12 @@ def steps(program: ChunkProgram, size: int) -> tuple[PermuteRound, ...]:
 
 def stretches(rounds: Sequence[PermuteRound]) -> Iterator[Sequence[PermuteRound]]:
     """Split rounds into single rounds and sequences of more than `UNROLLED` rounds of one form."""
-    for _, group in itertools.groupby(rounds, key=lambda step: step.form):
+    for _, group in itertools.groupby(rounds, key=lambda permute_round: permute_round.form):
         sequence = list(group)
         if len(sequence) > UNROLLED:
             yield sequence
         else:
-            yield from ([step] for step in sequence)
+            yield from ([permute_round] for permute_round in sequence)
 
 
 def is_forwarded(before: Sequence[Permute], after: Sequence[Permute]) -> bool:

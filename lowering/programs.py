@@ -51,7 +51,7 @@ def spreads(schedule: Schedule) -> dict[str, tuple[Spread, ...]]:
     return {axis.name: axis.levels for axis in schedule.mesh_axes}
 
 
-def levels(
+def hierarchy_of(
     algorithm: Algorithm,
     axes: Sequence[str],
     sizes: Mapping[str, int],
@@ -193,7 +193,7 @@ def under_xla(
     program = program_of(op, sizes, spread, nbytes, file)
     if program is not None:
         return program
-    hierarchy = levels(op.algorithm, op.axes, sizes, spread)
+    hierarchy = hierarchy_of(op.algorithm, op.axes, sizes, spread)
     is_extreme = op.kind == "all_reduce" and op.op != "sum" and is_plain(hierarchy)
     # One native collective over all axes gives the same result, and `lax` cannot run these by level.
     is_whole = op.kind == "reduce" or is_extreme or (op.kind == "all_reduce" and not is_divisible)
@@ -232,19 +232,17 @@ def program_of(
 
     Raises:
         CommplanError: CP0740 to CP0749, with a counter-example, if the program does not implement its
-            collective; and the errors of `levels` and `registry.program`.
+            collective; and the errors of `hierarchy_of` and `registry.program`.
     """
     if op.algorithm.name == NATIVE:
         return None
     ranks = math.prod(sizes[axis] for axis in op.axes)
     with _errors_at(op, file):
-        levels_of_op = levels(op.algorithm, op.axes, sizes, spread)
-        if any(level.algorithm == NATIVE for level in levels_of_op):
+        hierarchy = hierarchy_of(op.algorithm, op.axes, sizes, spread)
+        if any(level.algorithm == NATIVE for level in hierarchy):
             return None
         kind = cast("Kind", op.kind)  # `registry.program` rejects a kind without programs
-        return program_named(
-            op.algorithm.name, kind, ranks, op.root or 0, nbytes, op.hints.chunk, levels_of_op
-        )
+        return program_named(op.algorithm.name, kind, ranks, op.root or 0, nbytes, op.hints.chunk, hierarchy)
 
 
 def program_at(

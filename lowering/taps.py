@@ -30,13 +30,13 @@ class Chains(NamedTuple):
         flat: The steps up to the end of the buffer, by the buffer's dtype. They run on one flat array of the
             leaves of that dtype. Empty if the phase packs nothing.
         tree: The subsequent steps on the tree, or all steps if the phase packs nothing.
-        whole: Whether every buffer is unpacked and has one row, so that it is not sharded. True if the phase
-            packs nothing.
+        is_unsharded: Whether every buffer is unpacked and has one row, so that it is not sharded. True if the
+            phase packs nothing.
     """
 
     flat: Mapping[DType, tuple[Step, ...]]
     tree: tuple[Step, ...]
-    whole: bool
+    is_unsharded: bool
 
 
 def chains(ref: str, uses: DefUse[ir.Op], values: Mapping[str, ir.Value]) -> Chains:
@@ -49,14 +49,14 @@ def chains(ref: str, uses: DefUse[ir.Op], values: Mapping[str, ir.Value]) -> Cha
     """
     tree, end = _follow(ref, uses)
     flat: dict[DType, tuple[Step, ...]] = {}
-    whole, after = True, tree
+    is_unsharded, after = True, tree
     for pack in (op for op in uses.readers(end) if isinstance(op, ir.Pack)):
         chain, buffer = _follow(pack.result, uses)
         flat.setdefault(values[pack.result].leaves[0].dtype, (*tree, *chain))
         unpack = next((op for op in uses.readers(buffer) if isinstance(op, ir.Unpack)), None)
-        whole = whole and unpack is not None and pack.ways == 1
+        is_unsharded = is_unsharded and unpack is not None and pack.ways == 1
         after = _follow(unpack.result, uses)[0] if unpack else ()
-    return Chains(flat, after, whole)
+    return Chains(flat, after, is_unsharded)
 
 
 def _follow(ref: str, uses: DefUse[ir.Op]) -> tuple[tuple[Step, ...], str]:

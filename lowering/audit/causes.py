@@ -63,7 +63,7 @@ class Causes:
         recompiled: The reason of differences with cause `recompiled`.
         planned_counts: The number of planned collectives by phase and line.
         traced: The collectives that the step requests, by phase and line.
-        unplanned: The collectives that the step requests outside of phases.
+        outside_phases: The collectives that the step requests outside of phases.
     """
 
     def __init__(self, report: StepComparison, traced: CompiledStep, compiled: str | None = None) -> None:
@@ -75,7 +75,7 @@ class Causes:
         for collective in traced.collectives:
             for scope in collective.scopes:
                 self.traced[scope].append(collective)
-        self.unplanned = [collective for collective in traced.collectives if not collective.scopes]
+        self.outside_phases = [collective for collective in traced.collectives if not collective.scopes]
 
     def all(self, additional: Iterable[CompiledCollective]) -> tuple[StepDifference, ...]:
         """All differences with their causes.
@@ -193,7 +193,7 @@ class Causes:
         They are selected in the order of the trace; empty if they do not add up to `count`.
         """
         origins: list[CollectiveOrigin] = []
-        for traced in self.unplanned:
+        for traced in self.outside_phases:
             same_kind = (traced.kind, traced.op, traced.dtypes) == (actual.kind, actual.op, actual.dtypes)
             if same_kind and traced.count <= count:
                 count -= traced.count

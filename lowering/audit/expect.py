@@ -26,7 +26,7 @@ from commplan.ir.schedule import Collective, Leaf, Op, Phase, Schedule, Spread
 from commplan.ir.types import DType
 from commplan.lowering.hlo.reader import Tensor
 from commplan.lowering.hlo.step import Platform
-from commplan.lowering.permutes import steps, stretches
+from commplan.lowering.permutes import permute_rounds, stretches
 from commplan.lowering.programs import (
     NATIVE,
     HierarchyLevel,
@@ -133,7 +133,8 @@ def expected(
             value = values[op.operand]
             free = not op.after and op.result not in followed and value.kind != "flat"
             for leaf in value.leaves:
-                items = Moved(op, leaf, mesh, spreads(schedule), platform).whole(value.kind == "array")
+                lowering = LeafLowering(op, leaf, mesh, spreads(schedule), platform)
+                items = lowering.collectives(value.kind == "array")
                 collectives += [replace(item, free=free) for item in items]
     return tuple(replace(item, phase=phase) for item in collectives if len(item.groups[0]) > 1 and item.count)
 
@@ -145,8 +146,8 @@ def computed(phase: Phase) -> tuple[Op, ...]:
     return DefUse(phase.ops).ancestors(results, {binding.value for binding in phase.takes})
 
 
-class Moved(NamedTuple):
-    """A leaf that a collective moves. Its methods list HLO collectives as the lowering to JAX makes them.
+class LeafLowering(NamedTuple):
+    """A collective on one leaf. Its methods list HLO collectives as the lowering to JAX makes them.
 
     Attributes:
         op: The collective.
@@ -167,9 +168,9 @@ class Moved(NamedTuple):
         """The number of ranks that communicate."""
         return math.prod(self.mesh.shape[axis] for axis in self.op.axes)
 
-    def whole(self, array: bool) -> list[Expected]:
-        """The collectives for the leaf of an array (`array`) or of a tree; empty if it needs none."""
-        collective = on_leaf(self.op, self.leaf, self.ways, is_array=array)
+    def collectives(self, is_array: bool) -> list[Expected]:
+        """The collectives for the leaf of an array (`is_array`) or of a tree; empty if it needs none."""
+        collective = on_leaf(self.op, self.leaf, self.ways, is_array=is_array)
         if collective is None:
             return []
         op, count = collective
@@ -231,11 +232,11 @@ class Moved(NamedTuple):
             dtype = "u8"  # element type of the combining op
         within = [group for ranks in groups_of(self.op.axes, self.mesh) for group in np.array(ranks)[groups]]
         permutes: list[Expected] = []
-        for stretch in stretches(steps(program, size)):
-            for move in stretch[0].moves:
-                ends = ((group[src], group[dst]) for group in within for src, dst in move.pairs)
+        for stretch in stretches(permute_rounds(program, size)):
+            for permute in stretch[0].permutes:
+                ends = ((group[src], group[dst]) for group in within for src, dst in permute.pairs)
                 pairs = tuple((int(src), int(dst)) for src, dst in ends)
-                count = sum(part.length for part in move.parts)
+                count = sum(part.length for part in permute.parts)
                 permutes.append(Expected("permute", None, dtype, count, pairs, self.op.axes, self.op.span))
         return permutes
 

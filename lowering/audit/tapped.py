@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.schedule import Collective, Leaf, Schedule
-from commplan.lowering.audit.expect import Expected, MeshLike, Moved, computed
+from commplan.lowering.audit.expect import Expected, LeafLowering, MeshLike, computed
 from commplan.lowering.hlo.step import CompiledCollective, CompiledStep, Platform
 from commplan.lowering.programs import spreads
 from commplan.lowering.taps import TAP, chains, reduction_groups
@@ -72,8 +72,8 @@ def _tap_collectives(
     uses = DefUse(computed(body))
     values = {value.id: value for value in (*schedule.entry, *body.values)}
     for value in schedule.entry:
-        flat, tree, whole = chains(value.id, uses, values)
-        if not value.placement.partial or not whole:
+        flat, tree, is_unsharded = chains(value.id, uses, values)
+        if not value.placement.partial or not is_unsharded:
             continue
         leaves = [(leaf.dtype, leaf.nbytes) for leaf in value.leaves]
         for dtype, indices in reduction_groups(leaves, asynchronous=True):
@@ -83,10 +83,10 @@ def _tap_collectives(
                 operand = values[op.operand]
                 first = 0 if operand.kind == "flat" else indices[0]
                 leaf = Leaf("", (size,), operand.leaves[first].dtype)
-                moved = Moved(op, leaf, mesh, spreads(schedule), platform)
-                items = moved.whole(array=False)
+                lowering = LeafLowering(op, leaf, mesh, spreads(schedule), platform)
+                items = lowering.collectives(is_array=False)
                 yield from (replace(item, phase=phase) for item in items if len(item.groups[0]) > 1)
                 if op.kind == "reduce_scatter":
-                    size = -(-size // moved.ways)
+                    size = -(-size // lowering.ways)
                 elif op.kind == "all_gather":
-                    size *= moved.ways
+                    size *= lowering.ways

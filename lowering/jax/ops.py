@@ -197,9 +197,9 @@ def merge(leaf: Array, piece: Array, fragment: Array, layout: FragmentLayout) ->
     )
 
 
-def number(place: Any, owners: Sequence[int]) -> Any:
-    """The index of rank `place` in `owners`; 0 if it is not an owner."""
-    return sum(jnp.where(jnp.equal(place, rank), index, 0) for index, rank in enumerate(owners))
+def owner_index(rank: Any, owners: Sequence[int]) -> Any:
+    """The index of `rank` in `owners`; 0 if it is not an owner."""
+    return sum(jnp.where(jnp.equal(rank, owner), index, 0) for index, owner in enumerate(owners))
 
 
 def mask_to_root(leaf: Array, keep: Any) -> Array:
@@ -253,7 +253,7 @@ def converted(
     file: str,
     by: Any = None,
     over: Any = None,
-    number: int = 0,
+    leaf_index: int = 0,
 ) -> Array:
     """Apply `op` to one leaf.
 
@@ -263,14 +263,14 @@ def converted(
         file: The plan's file, for errors.
         by: The factor of a scale; see `scale`.
         over: The denominator of a scale; see `scale`.
-        number: The index of the leaf in its tree, for a cast with one dtype for each leaf.
+        leaf_index: The index of the leaf in its tree, for a cast with one dtype for each leaf.
 
     Raises:
         CommplanError: See `checked_dtype`.
     """
     match op:
         case ir.Cast():
-            dtype = op.dtype[number] if isinstance(op.dtype, tuple) else op.dtype
+            dtype = op.dtype[leaf_index] if isinstance(op.dtype, tuple) else op.dtype
             return leaf.astype(checked_dtype(dtype, op.result, op.span, file))
         case ir.LocalSum():
             return leaf.reshape(op.ways, -1).sum(0, dtype=leaf.dtype)

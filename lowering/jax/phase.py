@@ -307,7 +307,7 @@ class Lowered:
                 ways = len(op.owners) or self.backend.ways(op.axes)
                 index = self.backend.index(op.axes)
                 if op.owners:
-                    index = ops.number(index, op.owners)
+                    index = ops.owner_index(index, op.owners)
                 tree = env[op.operand]
                 env[op.result] = tree.like([ops.shard(x, index, ways, array=array) for x in tree.leaves])
             case ir.Pick():

@@ -51,7 +51,7 @@ def library() -> ctypes.CDLL:
         with contextlib.suppress(CommplanError):  # for example built for a newer C library
             return _load(shipped)
     try:
-        path = _compiled_engine(compiler(), mpi_library())
+        path = _compiled_engine(compiler_command(), mpi_library())
     except OSError as error:  # the compiler cannot be started, or the disk is full
         fail("CP0830", f"the MPI engine cannot be compiled: {error}", _FIX)
     return _load(path)
@@ -135,7 +135,7 @@ def mpi_version() -> str:
     return MPI.Get_library_version().rstrip("\0")
 
 
-def compiler() -> tuple[str, ...]:
+def compiler_command() -> tuple[str, ...]:
     """The command that compiles C++ against the MPI in use.
 
     It is MPI's compiler wrapper: that of the variable MPICXX if it is set, otherwise the first of the usual
@@ -236,7 +236,7 @@ def compile_objects(compiler: Sequence[str], options: Sequence[str], folder: Pat
     """Compile the engine's sources in parallel.
 
     Args:
-        compiler: The command; see `compiler`.
+        compiler: The command; see `compiler_command`.
         options: Further options.
         folder: The folder for object files.
 

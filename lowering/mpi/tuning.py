@@ -98,7 +98,7 @@ def choose_program(spec: Spec, groups: Groups, size: int, itemsize: int) -> Prog
             problem = f"all_to_all of {nbytes} bytes is too large"
             fail("CP0831", problem, f"at most {MOST_COUNT} bytes can be sent to each rank")
         spec = replace(spec, algorithm=Algorithm("pairwise" if kind == "swap" else "ring"))
-    levels = programs.levels(spec.algorithm, axes, groups.sizes, dict.fromkeys(axes, spec.levels))
+    levels = programs.hierarchy_of(spec.algorithm, axes, groups.sizes, dict.fromkeys(axes, spec.levels))
     levels = tuple(_without_native(level, kind) for level in levels)
     program = programs.program_named(spec.algorithm.name, kind, ways, spec.root, nbytes, spec.chunk, levels)
     return ProgramChoice(program, message(nbytes / program.chunks, spec.chunk))

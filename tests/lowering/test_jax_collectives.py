@@ -14,7 +14,7 @@ from commplan.diagnostics import CommplanError, Span
 from commplan.ir import schedule as ir
 from commplan.ir.plan import Algorithm, Arg
 from commplan.ir.types import DType
-from commplan.lowering.programs import levels, program_of
+from commplan.lowering.programs import hierarchy_of, program_of
 
 BROADCAST = """plan p
 axis a = {a}
@@ -180,7 +180,7 @@ def test_levels_that_are_not_all_of_an_axis_are_refused():
     assert code_of(error) == "CP0821"
     assert error.value.diagnostics[0].span == op.span
     with pytest.raises(CommplanError) as error:
-        levels(op.algorithm, op.axes, {"a": 6}, {})
+        hierarchy_of(op.algorithm, op.axes, {"a": 6}, {})
     assert code_of(error) == "CP0821"
 
 

@@ -141,7 +141,7 @@ def test_many_rounds_of_one_form_become_a_loop(monkeypatch: pytest.MonkeyPatch):
         trials.append(Trial(program, "sum", numbers(program, "bfloat16", 23)))
     agree(trials, 5)
     # 25 elements are 5 for each of the ring's chunks: 4 rounds that add, 4 that do not, and the ends of each.
-    lengths = [len(each) for each in permutes.stretches(permutes.steps(trials[0].program, 25))]
+    lengths = [len(each) for each in permutes.stretches(permutes.permute_rounds(trials[0].program, 25))]
     assert lengths == [1, 1, 1, 1, 4]
 
 
@@ -165,19 +165,21 @@ def test_hierarchies(sizes: tuple[int, ...]):
 def test_permutes_are_as_few_as_ranks_have_messages():
     """A ppermute has each rank once as source and once as destination."""
     for program in all_programs(7):
-        for sends, moves in zip(program.rounds, permutes.moves(program, 7 * 64), strict=True):
+        rounds = permutes.permutes_of_rounds(program, 7 * 64)
+        for sends, permutes_of_round in zip(program.rounds, rounds, strict=True):
             messages = {(int(s), int(d)) for send in sends for s, d in zip(send.src, send.dst, strict=True)}
             most = max(
                 max(sum(pair[end] == rank for pair in messages) for rank in range(7)) for end in (0, 1)
             )
-            assert len(moves) == most, (program.name, program.kind)
-            for move in moves:
-                assert len({src for src, _ in move.pairs}) == len({dst for _, dst in move.pairs})
+            assert len(permutes_of_round) == most, (program.name, program.kind)
+            for permute in permutes_of_round:
+                assert len({src for src, _ in permute.pairs}) == len({dst for _, dst in permute.pairs})
 
 
 def test_what_is_passed_on_is_not_read_again_and_only_written_where_it_is_read():
     def told(name: str, kind: Any, ranks: int, size: int) -> list[tuple[bool, bool]]:
-        return [(s.forwards, s.stores) for s in permutes.steps(registry.program(name, kind, ranks), size)]
+        rounds = permutes.permute_rounds(registry.program(name, kind, ranks), size)
+        return [(each.forwards, each.stores) for each in rounds]
 
     assert told("ring", "reduce_scatter", 4, 8) == [(False, False)] + [(True, False)] * 2
     adds, copies = [(False, False), (True, False), (True, True)], [(True, True)] * 3

@@ -154,13 +154,13 @@ def least_for_most(patch: pytest.MonkeyPatch) -> None:
 
 def not_stored(patch: pytest.MonkeyPatch) -> None:
     """Data that arrives in the middle of a program, and is read later, is not written into its slot."""
-    right = permutes.steps
+    right = permutes.permute_rounds
 
     def wrong(program: Any, size: int) -> Any:
         result = right(program, size)
         return (result[0]._replace(stores=False), *result[1:])
 
-    patch.setattr(programs, "steps_of", wrong)
+    patch.setattr(programs, "permute_rounds", wrong)
 
 
 def one_message_less(patch: pytest.MonkeyPatch) -> None:

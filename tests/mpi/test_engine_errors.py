@@ -139,7 +139,7 @@ def test_what_does_not_compile_is_told_with_the_compilers_words(
 
 BUILT = """
 from commplan.lowering.mpi import build
-print(build._compiled_engine(build.compiler(), build.mpi_library()))
+print(build._compiled_engine(build.compiler_command(), build.mpi_library()))
 """
 
 

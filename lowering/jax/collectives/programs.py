@@ -22,8 +22,7 @@ from commplan.collectives.program import Bools, ChunkProgram, Ints
 from commplan.ir.collective_kinds import GATHERING, REDUCING, SCATTERING
 from commplan.lowering.jax.collectives import native
 from commplan.lowering.jax.collectives.bitcast import as_bits, to_bits
-from commplan.lowering.permutes import Permute, PermutePart, PermuteRound, stretches
-from commplan.lowering.permutes import steps as steps_of
+from commplan.lowering.permutes import Permute, PermutePart, PermuteRound, permute_rounds, stretches
 
 
 class RankGroups(NamedTuple):
@@ -72,15 +71,15 @@ def run(
         return as_bits(lambda moved: run(program, moved, groups, op, on_cpu=on_cpu), x)
     rank = _Rank(groups, op, on_cpu=on_cpu)
     operand_size, x = x.shape[0], slots(program, x, rank.place)
-    steps = steps_of(program, x.shape[0])
+    rounds = permute_rounds(program, x.shape[0])
     last: Any = None
-    for rounds in stretches(steps):
-        x, last = rank.round(x, last, rounds[0]) if len(rounds) == 1 else rank.rounds(x, last, rounds)
+    for stretch in stretches(rounds):
+        x, last = rank.round(x, last, stretch[0]) if len(stretch) == 1 else rank.rounds(x, last, stretch)
     if program.kind == "swap":
         return blocks(x, program.arrivals, rank.place)
     if program.kind not in SCATTERING:
         return x
-    if steps and not steps[-1].stores:
+    if rounds and not rounds[-1].stores:
         return last
     length = operand_size // program.ranks
     return lax.dynamic_slice(x, (rank.place * length,), (length,))
@@ -148,36 +147,35 @@ class _Rank:
         self.op = op
         self.on_cpu = on_cpu
 
-    def round(self, buffer: Array, last: Any, step: PermuteRound) -> tuple[Array, Any]:
+    def round(self, buffer: Array, last: Any, permute_round: PermuteRound) -> tuple[Array, Any]:
         """Run one round.
 
         Args:
             buffer: The buffer before it.
             last: The content of the window received last; None before the first round.
-            step: The round.
+            permute_round: The round.
 
         Returns:
             The buffer after it, and the content of the last window that it received.
         """
-        return self._round(
-            buffer, last, step, [[self._row(part) for part in move.parts] for move in step.moves]
-        )
+        rows = [[self._row(part) for part in permute.parts] for permute in permute_round.permutes]
+        return self._round(buffer, last, permute_round, rows)
 
-    def rounds(self, buffer: Array, last: Any, steps: Sequence[PermuteRound]) -> tuple[Array, Array]:
+    def rounds(self, buffer: Array, last: Any, rounds: Sequence[PermuteRound]) -> tuple[Array, Array]:
         """Run rounds of equal form as a loop; see `round`."""
-        first = steps[0]
+        first = rounds[0]
         rows = [
-            [self._rows([step.moves[i].parts[j] for step in steps]) for j in range(len(move.parts))]
-            for i, move in enumerate(first.moves)
+            [self._rows([each.permutes[i].parts[j] for each in rounds]) for j in range(len(permute.parts))]
+            for i, permute in enumerate(first.permutes)
         ]
 
         def body(number: Array, carried: tuple[Array, Array]) -> tuple[Array, Array]:
-            entries = [[_Row(*(table[number] for table in row)) for row in move] for move in rows]
+            entries = [[_Row(*(table[number] for table in row)) for row in part_rows] for part_rows in rows]
             return self._round(*carried, first, entries)
 
         if not first.forwards:  # not read: any array of the shape that the loop carries
-            last = _window(buffer, 0, first.moves[-1].parts[-1].length)
-        return lax.fori_loop(0, len(steps), body, (buffer, last))
+            last = _window(buffer, 0, first.permutes[-1].parts[-1].length)
+        return lax.fori_loop(0, len(rounds), body, (buffer, last))
 
     def _row(self, part: PermutePart) -> _Row:
         """This rank's entries in the tables; plain numbers if they are the same on all ranks."""
@@ -191,39 +189,39 @@ class _Rank:
         return _Row(*(jnp.asarray(_narrow(np.stack(table, 1)))[self.place] for table in tables))
 
     def _round(
-        self, buffer: Array, last: Any, step: PermuteRound, rows: Sequence[Sequence[_Row]]
+        self, buffer: Array, last: Any, permute_round: PermuteRound, rows: Sequence[Sequence[_Row]]
     ) -> tuple[Array, Any]:
         """Run one round with the table entries `rows` of each part of each ppermute; see `round`.
 
         All windows are read before any is written.
         """
         arrived = [
-            self._transfer([last] if step.forwards else self._read(buffer, move, row), move)
-            for move, row in zip(step.moves, rows, strict=True)
+            self._transfer([last] if permute_round.forwards else self._read(buffer, permute, row), permute)
+            for permute, row in zip(permute_round.permutes, rows, strict=True)
         ]
-        for move, row, windows in zip(step.moves, rows, arrived, strict=True):
-            for part, entries, window in zip(move.parts, row, windows, strict=True):
+        for permute, row, windows in zip(permute_round.permutes, rows, arrived, strict=True):
+            for part, entries, window in zip(permute.parts, row, windows, strict=True):
                 last = self._merge(buffer, window, part, entries)
-                if step.stores:
+                if permute_round.stores:
                     whole = part.length == buffer.shape[0]
                     buffer = last if whole else lax.dynamic_update_slice(buffer, last, (entries.put,))
         return buffer, last
 
-    def _read(self, buffer: Array, move: Permute, row: Sequence[_Row]) -> list[Array]:
-        parts = zip(move.parts, row, strict=True)
+    def _read(self, buffer: Array, permute: Permute, row: Sequence[_Row]) -> list[Array]:
+        parts = zip(permute.parts, row, strict=True)
         return [_window(buffer, entries.take, part.length) for part, entries in parts]
 
-    def _transfer(self, windows: Sequence[Any], move: Permute) -> list[Array]:
+    def _transfer(self, windows: Sequence[Any], permute: Permute) -> list[Array]:
         """The windows that this rank receives; zeros if no rank sends to it."""
         message = windows[0] if len(windows) == 1 else jnp.concatenate(windows)
         members = self.groups.members
-        pairs = [(int(group[src]), int(group[dst])) for group in members for src, dst in move.pairs]
+        pairs = [(int(group[src]), int(group[dst])) for group in members for src, dst in permute.pairs]
         if self.on_cpu:
             message = as_bits(lambda moved: native.permute(moved, self.groups.axes, pairs), message)
         else:
             message = native.permute(message, self.groups.axes, pairs)
-        ends = itertools.accumulate(part.length for part in move.parts)
-        return [message[end - part.length : end] for part, end in zip(move.parts, ends, strict=True)]
+        ends = itertools.accumulate(part.length for part in permute.parts)
+        return [message[end - part.length : end] for part, end in zip(permute.parts, ends, strict=True)]
 
     def _merge(self, buffer: Array, message: Array, part: PermutePart, entries: _Row) -> Array:
         """The content of the window after `message` has arrived."""

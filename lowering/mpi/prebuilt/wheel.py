@@ -43,7 +43,8 @@ def compiled_wheel(wheel: Path) -> Path:
         _wheel("unpack", str(wheel), "--dest", folder)
         (tree,) = Path(folder).iterdir()  # must run before the folder contains other files
         inside = tree / "commplan" / "lowering" / "mpi" / "prebuilt"
-        objects = build.compile_objects(build.compiler(), [f"-march={level}"] if level else [], Path(folder))
+        options = [f"-march={level}"] if level else []
+        objects = build.compile_objects(build.compiler_command(), options, Path(folder))
         build.link([*_LINKER, *objects, str(build.mpi_library())], inside / ENGINE.name)
         (inside / DESCRIPTION.name).write_bytes(msgspec.json.encode(description))
         (metadata,) = tree.glob("*.dist-info/WHEEL")
