@@ -31,7 +31,7 @@ class LeafSlice(msgspec.Struct, frozen=True):
         columns: The number of elements in each row, including padding.
         ways: The number of rows: one for each rank if the collective scatters, else 1.
         leaf_collective: The collective for the leaf.
-        place: Its position in the order of readiness, from 0.
+        position: Its position in the order of readiness, from 0.
     """
 
     value: Ref
@@ -41,7 +41,7 @@ class LeafSlice(msgspec.Struct, frozen=True):
     columns: int
     ways: int
     leaf_collective: LeafCollective
-    place: int
+    position: int
 
     @property
     def nbytes(self) -> int:
@@ -73,7 +73,7 @@ class LeafBucket(msgspec.Struct):
     @property
     def last(self) -> int:
         """The position of its last leaf in the order of readiness."""
-        return self.runs[-1][0].place
+        return self.runs[-1][0].position
 
     @property
     def nbytes(self) -> int:

@@ -47,7 +47,7 @@ def exact(overhead: float = 0.0, gamma: float = 0.0) -> Network:
 
 def test_a_message_between_racks_uses_four_links() -> None:
     laid = pattern("chain", "broadcast", [0, 4])
-    lanes = laid.steps[0].lanes
+    lanes = laid.rounds[0].lanes
     assert lanes.level.tolist() == [1]
     assert len(lanes.used) == 4
     assert laid.load.tolist() == [1.0, 1.0]
@@ -154,7 +154,7 @@ def test_a_ring_takes_its_formula() -> None:
     laid = pattern("ring", "all_reduce", [0, 1, 2, 3])
     took = step_model.seconds(laid, exact(gamma=1e-9), 25e6, 1, blocking=False)
     assert took == pytest.approx(6 * (1 + 60e-6) + 3 * 25e6 * 1e-9)
-    sent = sum(np.bincount(step.src, step.size, 4) for step in laid.steps)
+    sent = sum(np.bincount(step.src, step.size, 4) for step in laid.rounds)
     assert np.array_equal(sent, [6, 6, 6, 6])
 
 

@@ -281,7 +281,7 @@ def _dataflow(pattern: Pattern, query: CollectiveQuery) -> _Modeled:
     if form in ("call", "split"):  # the engine slices every message, and pieces proceed independently
         chunk = message(of_chunk, chunk)
     slices = max(1, math.ceil(of_chunk / chunk)) if chunk else 1
-    messages = slices * sum(len(step.src) for step in pattern.steps)
+    messages = slices * sum(len(traffic.src) for traffic in pattern.rounds)
     if form != "rounds" and pattern.is_single_group and not pattern.alike and messages <= EXACT:
         seconds = message_simulation.seconds(pattern, network, of_chunk, slices)
     else:

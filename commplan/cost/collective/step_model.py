@@ -50,14 +50,14 @@ def seconds(pattern: Pattern, network: Network, chunk: float, slices: int, *, bl
         slices: The number of slices, at least 1.
         blocking: Whether the form is `rounds`.
     """
-    if not pattern.steps:
+    if not pattern.rounds:
         return 0.0
     piece = chunk / slices
     if blocking:
         return _blocking(pattern, network, piece, slices)
     simulated = SIMULATED_SLICES
     if not _is_even(pattern):
-        messages_per_slice = sum(len(traffic.src) for traffic in pattern.steps)
+        messages_per_slice = sum(len(traffic.src) for traffic in pattern.rounds)
         simulated = min(simulated, max(4, WORK // messages_per_slice))
     if slices <= simulated:
         return _simulate(pattern, network, piece, slices)
@@ -68,7 +68,7 @@ def seconds(pattern: Pattern, network: Network, chunk: float, slices: int, *, bl
 
 def _is_even(pattern: Pattern) -> bool:
     """Whether one rank represents all: exact if ranks are alike, and an approximation in large programs."""
-    return pattern.alike or (pattern.even and pattern.ranks * len(pattern.steps) > _EVEN_MESSAGES)
+    return pattern.alike or (pattern.even and pattern.ranks * len(pattern.rounds) > _EVEN_MESSAGES)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -80,9 +80,9 @@ def _simulate(pattern: Pattern, network: Network, piece: float, slices: int) -> 
     if _is_even(pattern):
         return _one_rank_time(pattern, network, piece, slices)
     uses = sum(
-        len(traffic.takes) + len(traffic.gives) + 2 * traffic.lanes.link.size for traffic in pattern.steps
+        len(traffic.takes) + len(traffic.gives) + 2 * traffic.lanes.link.size for traffic in pattern.rounds
     )
-    run = _sparse_time if uses < SPARSE * len(pattern.steps) else _all_ranks_time
+    run = _sparse_time if uses < SPARSE * len(pattern.rounds) else _all_ranks_time
     return run(pattern, network, piece, slices)
 
 
@@ -114,7 +114,7 @@ def _all_scalars(pattern: Pattern, network: Network, piece: float) -> list[_Scal
     """`_scalars` of each round, computed once for rounds that differ only in their chunks."""
     by_key: dict[tuple[int, int], _Scalars] = {}
     scalars: list[_Scalars] = []
-    for traffic in pattern.steps:
+    for traffic in pattern.rounds:
         key = (id(traffic.lanes), int(traffic.reduced[0]))
         if key not in by_key:
             by_key[key] = _scalars(traffic, network, piece)
@@ -140,32 +140,34 @@ def _per_transfer(traffic: RoundTraffic, network: Network, piece: float) -> tupl
     return alone, latency + network.overhead + traffic.reduced * piece * network.gamma
 
 
-class _StepTimes:
+class _RoundTimes:
     """The times of one round that depend on sizes and network, but not on the slice.
 
     In its methods, `free` [links] is when each link of the pattern is free, and `cpu` [ranks] when the
     processor of each rank is. `issue` and `finish` advance them.
     """
 
-    def __init__(self, step: RoundTraffic, pattern: Pattern, network: Network, piece: float) -> None:
-        lanes = step.lanes
-        self.step, self.used = step, lanes.used
-        self.columns, self.single, self.once = step.columns, step.is_single, step.gives_once
-        self.turns = step.turn * network.overhead  # of the sender's processor, until each message is issued
+    def __init__(self, traffic: RoundTraffic, pattern: Pattern, network: Network, piece: float) -> None:
+        lanes = traffic.lanes
+        self.traffic, self.used = traffic, lanes.used
+        self.columns, self.single, self.once = traffic.columns, traffic.is_single, traffic.gives_once
+        self.turns = (
+            traffic.turn * network.overhead
+        )  # of the sender's processor, until each message is issued
         self.last = np.zeros(len(lanes.used) + 1)  # when each link is done; 0 for messages without a link
         self.busy = lanes.load * piece / network.bandwidths[pattern.level_of[lanes.used]]  # of each link
-        self.alone, self.after = _per_transfer(step, network, piece)
-        self.users = step.users
-        self.repeats = bool(step.turn.max() > 1)  # whether some rank sends several messages
+        self.alone, self.after = _per_transfer(traffic, network, piece)
+        self.users = traffic.users
+        self.repeats = bool(traffic.turn.max() > 1)  # whether some rank sends several messages
 
     def data(self, ready: Floats) -> Floats:
         """When the data of each message is present at its sender; `ready` is per rank and chunk."""
-        available = ready.take(self.step.takes)
-        return available if self.single else np.maximum.reduceat(available, self.step.begins)
+        available = ready.take(self.traffic.takes)
+        return available if self.single else np.maximum.reduceat(available, self.traffic.begins)
 
     def arrive(self, ready: Floats, when: Floats) -> None:
         """Store in `ready` that each message arrives at its receiver at `when`."""
-        gives, arrived = self.step.gives, when if self.single else when.take(self.step.message)
+        gives, arrived = self.traffic.gives, when if self.single else when.take(self.traffic.message)
         if self.once:
             ready[gives] = np.maximum(ready.take(gives), arrived)
         else:  # several messages reduce into one slot in a round
@@ -173,7 +175,7 @@ class _StepTimes:
 
     def issue(self, data: Floats, cpu: Floats) -> Floats:
         """When each message is passed to the network; a rank passes one after another."""
-        src = self.step.src
+        src = self.traffic.src
         issue: Floats = np.maximum(data, cpu.take(src)) + self.turns
         if self.repeats:
             np.maximum.at(cpu, src, issue)
@@ -198,7 +200,7 @@ class _StepTimes:
 
 def _all_ranks_time(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
     """Simulate every rank and link, with arrays."""
-    times = [_StepTimes(traffic, pattern, network, piece) for traffic in pattern.steps]
+    times = [_RoundTimes(traffic, pattern, network, piece) for traffic in pattern.rounds]
     round_count = len(times)
     ready = [np.zeros(pattern.ranks * pattern.chunks) for _ in range(slices)]
     free = np.zeros(len(pattern.level_of))
@@ -222,8 +224,8 @@ _Links = list[tuple[int, list[int], float]]
 def _sparse_time(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
     """The result of `_all_ranks_time`, computed with lists, which are faster for rounds with few messages."""
     rounds = [
-        _messages_and_links(traffic, _StepTimes(traffic, pattern, network, piece))
-        for traffic in pattern.steps
+        _messages_and_links(traffic, _RoundTimes(traffic, pattern, network, piece))
+        for traffic in pattern.rounds
     ]
     round_count = len(rounds)
     ready = [[0.0] * (pattern.ranks * pattern.chunks) for _ in range(slices)]
@@ -245,7 +247,7 @@ def _sparse_time(pattern: Pattern, network: Network, piece: float, slices: int) 
     return max(max(slots) for slots in ready)
 
 
-def _messages_and_links(traffic: RoundTraffic, times: _StepTimes) -> tuple[list[_Message], _Links]:
+def _messages_and_links(traffic: RoundTraffic, times: _RoundTimes) -> tuple[list[_Message], _Links]:
     """The messages of a round, and the links that they use."""
     lanes, bounds = traffic.lanes, [*traffic.begins.tolist(), len(traffic.takes)]
     used: list[int] = lanes.used.tolist()
@@ -278,12 +280,12 @@ def _blocking(pattern: Pattern, network: Network, piece: float, slices: int) -> 
         call_seconds = network.round + network.overhead
         rounds = _all_scalars(pattern, network, piece)
         per_round = (max([alone, *(load for _, load in loads)]) + after for loads, alone, after in rounds)
-        copies = sum(float(traffic.size.max()) for traffic in pattern.steps) * COPIES * piece * network.gamma
+        copies = sum(float(traffic.size.max()) for traffic in pattern.rounds) * COPIES * piece * network.gamma
         return slices * (len(rounds) * call_seconds + sum(per_round) + copies)
     now = np.zeros(pattern.ranks)  # when each rank has completed the previous round
     free = np.zeros(len(pattern.level_of))  # when each link is free
-    for traffic in pattern.steps:
-        round_times = _StepTimes(traffic, pattern, network, piece)
+    for traffic in pattern.rounds:
+        round_times = _RoundTimes(traffic, pattern, network, piece)
         issue = round_times.issue(now[traffic.src] + network.round, now + network.round)
         copied = traffic.size * piece * network.gamma
         sent = round_times.finish(issue + copied, free)

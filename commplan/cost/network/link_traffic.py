@@ -118,7 +118,7 @@ class Pattern:
     Attributes:
         ranks: The number of ranks of a group.
         chunks: The number of chunks of the whole buffer.
-        steps: The rounds that contain messages.
+        rounds: The rounds that contain messages.
         level_of: The level of each link that the first group uses in some round; [links].
         load: Chunks on the busiest link of each level, over the whole program and all groups; [levels].
         is_single_group: Whether there is only one group.
@@ -126,7 +126,7 @@ class Pattern:
 
     ranks: int
     chunks: int
-    steps: tuple[RoundTraffic, ...]
+    rounds: tuple[RoundTraffic, ...]
     level_of: Ints
     load: Floats
     is_single_group: bool
@@ -134,12 +134,12 @@ class Pattern:
     @cached_property
     def even(self) -> bool:
         """Whether `Lanes.even` holds in every round."""
-        return all(step.lanes.even for step in self.steps)
+        return all(traffic.lanes.even for traffic in self.rounds)
 
     @cached_property
     def alike(self) -> bool:
         """Whether `Lanes.alike` holds in every round. One rank then represents all."""
-        return all(step.lanes.alike for step in self.steps)
+        return all(traffic.lanes.alike for traffic in self.rounds)
 
 
 def lay_out(program: ChunkProgram, layout: Layout, network: Network) -> Pattern:
@@ -148,23 +148,26 @@ def lay_out(program: ChunkProgram, layout: Layout, network: Network) -> Pattern:
     lanes_by_key: dict[tuple[bytes, ...], Lanes] = {}
     # First, links are numbered over the whole machine. Then they are renumbered, because few are used.
     mapped = [
-        step
+        traffic
         for round_ in program.rounds
-        if (step := _step(round_, program, layout, network, first, lanes_by_key))
+        if (traffic := _round_traffic(round_, program, layout, network, first, lanes_by_key))
     ]
     used = np.unique(
         np.concatenate([np.zeros(0, np.int64), *(lanes.used for lanes in lanes_by_key.values())])
     )
     for key, lanes in lanes_by_key.items():
         lanes_by_key[key] = replace(lanes, used=np.searchsorted(used, lanes.used))
-    steps = tuple(replace(step, lanes=lanes_by_key[_key(step.src, step.dst, step.size)]) for step in mapped)
+    rounds = tuple(
+        replace(traffic, lanes=lanes_by_key[_key(traffic.src, traffic.dst, traffic.size)])
+        for traffic in mapped
+    )
     level_of = np.searchsorted(first, used, "right") - 1
     total = np.zeros(len(used))
     load = np.zeros(len(network.levels))
-    for step in steps:
-        total[step.lanes.used] += step.lanes.load
+    for traffic in rounds:
+        total[traffic.lanes.used] += traffic.lanes.load
     np.maximum.at(load, level_of, total)
-    return Pattern(program.ranks, program.chunks, steps, level_of, load, len(layout.groups) == 1)
+    return Pattern(program.ranks, program.chunks, rounds, level_of, load, len(layout.groups) == 1)
 
 
 def _key(src: Ints, dst: Ints, size: Ints) -> tuple[bytes, ...]:
@@ -182,7 +185,7 @@ def _first_links(network: Network) -> Ints:
     return np.concatenate([[0], np.cumsum(members)]).astype(np.int64)
 
 
-def _step(
+def _round_traffic(
     transfers: Round,
     program: ChunkProgram,
     layout: Layout,

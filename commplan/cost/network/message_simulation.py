@@ -58,10 +58,10 @@ def _messages(pattern: Pattern, network: Network, piece: float, slices: int) -> 
     messages: list[_Message] = []
     # By slice and slot: the messages that write it.
     writers: list[dict[int, list[int]]] = [{} for _ in range(slices)]
-    round_count = len(pattern.steps)
+    round_count = len(pattern.rounds)
     for step in range(round_count + slices - 1):
         for index in range(max(0, step - round_count + 1), min(step + 1, slices)):
-            traffic = pattern.steps[step - index]
+            traffic = pattern.rounds[step - index]
             slots, begin = writers[index], len(messages)
             for t in range(len(traffic.src)):
                 level, used = int(traffic.lanes.level[t]), traffic.lanes.used

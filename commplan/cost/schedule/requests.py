@@ -41,8 +41,8 @@ class RequestTraffic(NamedTuple):
     Attributes:
         up: Bytes that the worker sends to each server; [servers].
         down: Bytes that it receives from each server; [servers].
-        sent: The number of messages to each server; [servers].
-        got: The number of messages from each server; [servers].
+        messages_up: The number of messages to each server; [servers].
+        messages_down: The number of messages from each server; [servers].
         units: The number of units on the server with most of them; 0 if the state has none.
         senders: The numbers of the workers that send `up`; None for all.
         passes: The number of passes of a server over the received bytes.
@@ -53,8 +53,8 @@ class RequestTraffic(NamedTuple):
 
     up: Floats
     down: Floats
-    sent: Floats
-    got: Floats
+    messages_up: Floats
+    messages_down: Floats
     units: int
     senders: tuple[int, ...] | None
     passes: int
@@ -111,8 +111,8 @@ def places_of_servers(network: Network, axes: Sequence[Axis], workers: Ints) -> 
 def request_traffic(site: Site, sites: Sites) -> RequestTraffic:
     """The traffic of a request of `site`, one of `sites`."""
     groups = sites.members(site)
-    up, sent = _sums(site.up, site.servers)
-    down, got = _sums(site.down, site.servers)
+    up, messages_up = _sums(site.up, site.servers)
+    down, messages_down = _sums(site.down, site.servers)
     units = max((len(site.layout.owned(server)) for server in range(site.servers)), default=0)
     senders = tuple(members[0] for members in groups) if site.kind == "put" else None
     updated, stale = np.zeros(site.servers), False
@@ -120,7 +120,9 @@ def request_traffic(site: Site, sites: Sites) -> RequestTraffic:
         updated = np.array(site.layout.loads, np.float64) * len(groups) * len(site.states)
         stale = bool(site.staleness)
     passes = PASSES.get(site.kind, 0)
-    return RequestTraffic(up, down, sent, got, units, senders, passes, updated, stale, bool(site.down))
+    return RequestTraffic(
+        up, down, messages_up, messages_down, units, senders, passes, updated, stale, bool(site.down)
+    )
 
 
 def elastic_load(nbytes: float, servers: int, units: int) -> RequestTraffic:
@@ -189,10 +191,10 @@ def request_cost(traffic: RequestTraffic, workers: Ints, servers: Ints, network:
     a = float((np.array([_busiest(pair) for pair in push]) / network.bandwidths).max())
     c = float((np.array([_busiest(pair) for pair in pull]) / network.bandwidths).max())
     j = float((joint / network.bandwidths).max())
-    messages = len(senders) * traffic.sent + len(workers) * traffic.got
+    messages = len(senders) * traffic.messages_up + len(workers) * traffic.messages_down
     work = (len(senders) * traffic.up * traffic.passes + traffic.updated) * network.gamma
     b = float((messages * network.call + work).max(initial=0.0))
-    m = float(traffic.sent.sum() + traffic.got.sum()) * network.overhead
+    m = float(traffic.messages_up.sum() + traffic.messages_down.sum()) * network.overhead
 
     latency = _latency(network, workers, servers) * (2 if traffic.answered else 1)
     units = max(1, traffic.units)
@@ -252,9 +254,11 @@ def _traffic(
     down: Floats,
 ) -> tuple[list[LinkLoads], list[LinkLoads]]:  # fmt: skip
     """The loads of pushes and pulls on the links of `members`, by level. `up` and `down` are per server."""
-    sent = np.broadcast_to(up[None, :], (len(senders), len(servers)))
-    got = np.broadcast_to(down[:, None], (len(servers), len(workers)))
-    return _links(network, members, senders, servers, sent), _links(network, members, servers, workers, got)
+    pushed = np.broadcast_to(up[None, :], (len(senders), len(servers)))
+    pulled = np.broadcast_to(down[:, None], (len(servers), len(workers)))
+    return _links(network, members, senders, servers, pushed), _links(
+        network, members, servers, workers, pulled
+    )
 
 
 def _links(

@@ -120,7 +120,7 @@ def server_timing(
         ServerTiming, site, joint,
         line=site.span.line, mode=site.mode or "", workers=sites.workers, period=period,
         places=tuple(map(int, places)), alone=single.seconds,
-        messages_up=int(traffic.sent.sum()), messages_down=int(traffic.got.sum()),
+        messages_up=int(traffic.messages_up.sum()), messages_down=int(traffic.messages_down.sum()),
         nbytes_up=int(traffic.up.sum()), nbytes_down=int(traffic.down.sum()),
     )  # fmt: skip
     return timing, joint.prediction(network)

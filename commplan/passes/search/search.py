@@ -30,7 +30,7 @@ from commplan.ir.schedule import Collective, Phase, Schedule
 from commplan.passes.base import OPEN, Choices, Pass, PassContext, StageChoice, StageKey
 from commplan.passes.search.remarks import Searched, remark
 from commplan.passes.search.trials import Trials
-from commplan.passes.search.unit_search import UnitSearch, fastest_by, kind_of, name_of, size_of
+from commplan.passes.search.unit_search import UnitSearch, algorithm_name, fastest_by, kind_of, size_of
 from commplan.passes.search.units import Unit
 from commplan.select.algorithm_search import Chooser
 
@@ -179,7 +179,9 @@ class _Search:
     def _fastest_by_algorithm(self) -> Iterator[dict[StageKey, StageChoice]]:
         """Yield, for each algorithm, its fastest choice for each unit for which it was tried."""
         fastest = {
-            unit.key: fastest_by(self.tried.get(unit.key, {}), name_of) for unit in self.units if unit.chooses
+            unit.key: fastest_by(self.tried.get(unit.key, {}), algorithm_name)
+            for unit in self.units
+            if unit.chooses
         }
         for name in dict.fromkeys(name for by_name in fastest.values() for name in by_name):
             yield {key: by_name[name].choice for key, by_name in fastest.items() if name in by_name}

@@ -154,7 +154,9 @@ class UnitSearch:
     def _hierarchies(self) -> list[Algorithm]:
         """The hierarchies that were tried, one for each order of levels, the fastest first."""
         ranked = sorted(self.tried.values(), key=lambda each: each.seconds)
-        hierarchies = [each.choice.algorithm for each in ranked if name_of(each.choice) == "hierarchical"]
+        hierarchies = [
+            each.choice.algorithm for each in ranked if algorithm_name(each.choice) == "hierarchical"
+        ]
         return list(dict.fromkeys(each for each in hierarchies if each is not None))
 
 
@@ -168,7 +170,7 @@ def fastest_by(
     return result
 
 
-def name_of(choice: StageChoice) -> str:
+def algorithm_name(choice: StageChoice) -> str:
     """The name of the algorithm: `hierarchical` for any order of levels, "" for None."""
     return choice.algorithm.name if choice.algorithm is not None else ""
 
@@ -187,4 +189,4 @@ def kind_of(choice: StageChoice) -> str:
     algorithm = choice.algorithm
     if algorithm is not None and any(arg.key is not None for arg in algorithm.args):
         return "one level changed"
-    return str(algorithm or "") if name_of(choice) in ("", "native", "hierarchical") else "program"
+    return str(algorithm or "") if algorithm_name(choice) in ("", "native", "hierarchical") else "program"
