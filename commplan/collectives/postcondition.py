@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commplan.collectives.program import NO_TARGETS, Bools, ChunkProgram, Ints, Kind, log2_up, ranks
+from commplan.collectives.program import NO_TARGETS, Bools, ChunkProgram, Ints, Kind, log2_up, rank_range
 from commplan.diagnostics import fail
 from commplan.ir.collective_kinds import BLOCKED
 
@@ -142,7 +142,7 @@ def targets(kind: Kind, sizes: Sequence[int]) -> Ints:
     if kind != "swap":
         return NO_TARGETS
     _check_slots(math.prod(sizes), math.prod(sizes))
-    rank = distance = ranks(math.prod(sizes))
+    rank = distance = rank_range(math.prod(sizes))
     table = np.zeros((len(rank), len(rank)), np.int64)
     stride = 1  # the difference between ranks that are adjacent at the level
     for size in sizes:

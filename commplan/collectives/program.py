@@ -94,7 +94,7 @@ class Rotation:
 
     @property
     def src(self) -> Ints:
-        return np.concatenate([ranks(self.ranks), self._wrapped])
+        return np.concatenate([rank_range(self.ranks), self._wrapped])
 
     @property
     def dst(self) -> Ints:
@@ -112,7 +112,7 @@ class Rotation:
     @property
     def _starts(self) -> Ints:
         """The first chunk that each rank sends."""
-        return (ranks(self.ranks) + self.first) % self.ranks
+        return (rank_range(self.ranks) + self.first) % self.ranks
 
     @property
     def _wrapped(self) -> Ints:
@@ -161,7 +161,7 @@ class AlgorithmFile(Protocol):
         ...
 
 
-def ranks(n: int) -> Ints:
+def rank_range(n: int) -> Ints:
     """The ranks 0 to n-1 as an array [n]: the usual first argument of `send`."""
     return np.arange(n, dtype=np.int64)
 

@@ -215,8 +215,8 @@ def flat(ref: Ref, size: int, dtype: DType, placement: Placement) -> Value:
     return Value(ref, "flat", (Leaf("", (size,), dtype),), placement)
 
 
-def placed(value: Value, ref: Ref, placement: Placement | None = None) -> Value:
-    """`value` renamed to `ref`, with another placement unless `placement` is None."""
+def value_like(value: Value, ref: Ref, placement: Placement | None = None) -> Value:
+    """A value `ref` like `value`, with another placement unless `placement` is None."""
     return Value(ref, value.kind, value.leaves, placement or value.placement, value.whole)
 
 

@@ -39,7 +39,7 @@ from commplan.ir.symbolic.blocks import Block, aligned
 from commplan.ir.symbolic.compare import TermComparison
 from commplan.ir.symbolic.interpretation import Interpretation, Paths
 from commplan.ir.symbolic.terms import Algebra, InexpressibleError
-from commplan.ir.symbolic.values import ElementRun, SymbolicValue, place
+from commplan.ir.symbolic.values import ElementRun, SymbolicValue, element_run
 from commplan.ir.symbolic.wording import block_in_words, element_in_words, term_in_words
 from commplan.ir.transfer import ValueTypes
 from commplan.verify.plan_graph import check_plan
@@ -459,6 +459,6 @@ def _side_by_side(
     """
     for at, _, runs in aligned((actual, expected)):
         actual_run, expected_run = (
-            run and place(block, run, at) for block, run in zip((actual, expected), runs, strict=True)
+            run and element_run(block, run, at) for block, run in zip((actual, expected), runs, strict=True)
         )
         yield at, actual_run, expected_run

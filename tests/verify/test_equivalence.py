@@ -19,7 +19,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.hints import Hints
 from commplan.ir.serialization.canonical_json import encode
 from commplan.ir.symbolic.compare import TermComparison
-from commplan.ir.symbolic.rounding import accepts, allowed, cast
+from commplan.ir.symbolic.rounding import accepts, allowed_event, cast
 from commplan.ir.symbolic.symbols import rank
 from commplan.ir.symbolic.terms import Algebra, Argument
 from commplan.ir.types import DType
@@ -382,7 +382,7 @@ MEAN = (("allow", BOTH, BF16, F32, F32, True, True), over(8))
 
 
 @pytest.mark.parametrize(
-    ("actual", "allowed", "good"),
+    ("actual", "expected", "good"),
     [
         ((), (), True),
         ((DOWN, UP), (), False),
@@ -414,8 +414,8 @@ MEAN = (("allow", BOTH, BF16, F32, F32, True, True), over(8))
         ((over(8, axes=()),), (over(8),), False),  # the terms for the sum
     ],
 )
-def test_rounding_that_is_allowed(actual: Any, allowed: Any, good: bool) -> None:
-    assert accepts(actual, allowed, {"a": 2, "b": 4}) == good
+def test_rounding_that_is_allowed(actual: Any, expected: Any, good: bool) -> None:
+    assert accepts(actual, expected, {"a": 2, "b": 4}) == good
 
 
 def test_a_cast_there_and_back_is_none() -> None:
@@ -465,7 +465,7 @@ def test_terms_are_compared_and_summed_however_deep_they_are() -> None:
     algebra = Algebra({"w": 4})
     local = algebra.value("own", ["w"])
     sent = algebra.cast(algebra.cast(local, DType.F32, DType.BF16), DType.BF16, DType.F32)
-    event = allowed((), DType.F32, Hints(wire=DType.BF16))
+    event = allowed_event((), DType.F32, Hints(wire=DType.BF16))
     assert event is not None
     terms = [local, sent, algebra.traced(local, event)]
     for _ in range(3000):
@@ -481,7 +481,7 @@ def test_terms_are_compared_and_summed_however_deep_they_are() -> None:
 def test_rounded_elements_of_one_rank_are_summed_as_the_plan_says(added: DType, accepted: bool) -> None:
     """Sums over the axis of that rank add zeros and round nothing; those over other axes are listed."""
     algebra = Algebra({"a": 2, "b": 4})
-    local, event = algebra.value("own", ["a", "b"]), allowed(("b",), DType.F32, Hints(wire=DType.BF16))
+    local, event = algebra.value("own", ["a", "b"]), allowed_event(("b",), DType.F32, Hints(wire=DType.BF16))
     planned = algebra.total(algebra.only(algebra.total(local, ["b"], event), [(rank("a"), 1)]), ["a"])
     sent = algebra.cast(algebra.cast(local, DType.F32, DType.BF16), DType.BF16, added)
     total = algebra.total(algebra.only(sent, [(rank("a"), 1)]), ["a", "b"])

@@ -18,7 +18,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from commplan.collectives.program import Kind, Programs, Round, log2_up, ranks, send
+from commplan.collectives.program import Kind, Programs, Round, log2_up, rank_range, send
 from commplan.collectives.transform import from_root
 
 
@@ -27,7 +27,7 @@ def _broadcast(n: int) -> Iterator[Round]:
 
     The first d is the largest power of two below `n`.
     """
-    r = ranks(n)
+    r = rank_range(n)
     for k in reversed(range(log2_up(n))):
         d = 1 << k
         yield (send(r, r + d, 0, where=(r % (2 * d) == 0) & (r + d < n)),)
@@ -35,7 +35,7 @@ def _broadcast(n: int) -> Iterator[Round]:
 
 def _scatter(n: int) -> Iterator[Round]:
     """As `_broadcast`, but each message has only the blocks that the receiver keeps or forwards."""
-    r = ranks(n)
+    r = rank_range(n)
     for k in reversed(range(log2_up(n))):
         d = 1 << k
         yield (send(r, r + d, r + d, np.minimum(d, n - r - d), where=(r % (2 * d) == 0) & (r + d < n)),)

@@ -20,7 +20,16 @@ from fractions import Fraction
 
 import numpy as np
 
-from commplan.collectives.program import Kind, Programs, Rotation, Round, RoundSequence, log2_up, ranks, send
+from commplan.collectives.program import (
+    Kind,
+    Programs,
+    Rotation,
+    Round,
+    RoundSequence,
+    log2_up,
+    rank_range,
+    send,
+)
 from commplan.collectives.transform import reversed_rounds
 
 
@@ -35,7 +44,7 @@ def all_gather(n: int) -> Iterator[Round]:
 
 def swap(n: int) -> Iterator[Round]:
     """The block in slot d moves d ranks: in round k by 2**k, if bit k of d is set."""
-    r, slot = ranks(n), ranks(n)
+    r, slot = rank_range(n), rank_range(n)
     for k in range(log2_up(n)):
         distance = 1 << k
         # Slots with bit k set form runs of 2**k slots; the last run may be shorter.

@@ -15,20 +15,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from commplan.collectives.program import Kind, Programs, Round, ranks, send
+from commplan.collectives.program import Kind, Programs, Round, rank_range, send
 from commplan.collectives.transform import from_root
 
 
 def _broadcast(n: int) -> Iterator[Round]:
     """In round t, rank t sends the whole buffer to rank t + 1."""
-    r = ranks(n)
+    r = rank_range(n)
     for step in range(n - 1):
         yield (send(r, r + 1, 0, where=r == step),)
 
 
 def _scatter(n: int) -> Iterator[Round]:
     """In round t, rank 0 sends block n - 1 - t, and ranks 1 to t forward the block received last."""
-    r = ranks(n)
+    r = rank_range(n)
     for step in range(n - 1):
         yield (send(r, r + 1, n - 1 - step + r, where=r <= step),)
 

@@ -21,7 +21,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from commplan.collectives.program import Ints, Kind, Programs, Round, RoundSequence, log2_up, ranks, send
+from commplan.collectives.program import Ints, Kind, Programs, Round, RoundSequence, log2_up, rank_range, send
 from commplan.collectives.transform import reversed_rounds
 
 
@@ -71,7 +71,7 @@ def _rounds_down(m: int, first: int, *, staggered: bool) -> Iterator[Round]:
     parent, right = _tree(m)
     turn = _turns(parent, right if staggered else 0 * right)
     # The ranks, counted from `first`, at places 1 to m of both trees.
-    first_order = ranks(m)
+    first_order = rank_range(m)
     second_order = m - 1 - first_order if m % 2 == 0 else (first_order + 1) % m
     for time in range(int(turn.max(initial=-1)) + 1):
         is_active = (turn == time) & ((parent > 0) | (first > 0))

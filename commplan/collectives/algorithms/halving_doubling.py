@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from commplan.collectives.algorithms.recursive_doubling import all_gather
-from commplan.collectives.program import Kind, Programs, Round, RoundSequence, log2_up, ranks, send
+from commplan.collectives.program import Kind, Programs, Round, RoundSequence, log2_up, rank_range, send
 from commplan.collectives.transform import reversed_rounds
 
 
@@ -27,7 +27,7 @@ def _halving(n: int) -> Iterator[Round]:
 
     It keeps the upper half if bit k of r is set. `n` is a power of two.
     """
-    r = ranks(n)
+    r = rank_range(n)
     first, half = r * 0, n // 2
     for k in range(log2_up(n)):
         upper = r >> k & 1

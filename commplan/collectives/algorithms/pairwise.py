@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from commplan.collectives.program import Kind, Programs, Round, RoundSequence, ranks, send
+from commplan.collectives.program import Kind, Programs, Round, RoundSequence, rank_range, send
 
 
 def _swap(n: int) -> Iterator[Round]:
     """Slot d goes to the rank d places further."""
-    r = ranks(n)
+    r = rank_range(n)
     for distance in range(1, n):
         yield (send(r, (r + distance) % n, distance),)
 

@@ -22,12 +22,12 @@ from fractions import Fraction
 import numpy as np
 
 from commplan.collectives.algorithms import bruck
-from commplan.collectives.program import Kind, Programs, Round, RoundSequence, log2_up, ranks, send
+from commplan.collectives.program import Kind, Programs, Round, RoundSequence, log2_up, rank_range, send
 
 
 def _all_reduce(n: int) -> Iterator[Round]:
     """Divide the ranks into halves recursively; then exchange the sums of halves, smallest groups first."""
-    r = ranks(n)
+    r = rank_range(n)
     # The first rank and the size of the group of each rank, [n]. All ranks begin in one group.
     low = np.zeros_like(r)
     size = np.full_like(r, n)
@@ -52,7 +52,7 @@ def all_gather(n: int) -> Iterator[Round]:
     if n & (n - 1):
         yield from bruck.all_gather(n)
         return
-    r = ranks(n)
+    r = rank_range(n)
     for k in range(log2_up(n)):
         yield (send(r, r ^ 1 << k, r >> k << k, 1 << k),)
 

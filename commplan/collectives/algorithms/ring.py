@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from commplan.collectives.algorithms import chain
-from commplan.collectives.program import Kind, Programs, Rotation, Round, RoundSequence, ranks, send
+from commplan.collectives.program import Kind, Programs, Rotation, Round, RoundSequence, rank_range, send
 from commplan.collectives.transform import reversed_rounds
 
 
@@ -38,7 +38,7 @@ def _all_gather(n: int) -> Iterator[Round]:
 
 def _broadcast(n: int) -> Iterator[Round]:
     """Rank 0 sends a chunk in each of n rounds; all but the last rank forward the chunk received last."""
-    r = ranks(n)
+    r = rank_range(n)
     for step in range(2 * (n - 1)):
         yield (send(r, r + 1, step - r, where=(r <= step) & (step - r < n) & (r < n - 1)),)
 

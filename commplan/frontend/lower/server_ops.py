@@ -21,7 +21,7 @@ from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.analysis.server_ops import server_op, server_results
 from commplan.ir.ops import add_results
 from commplan.ir.plan import Binding, Ref, Value
-from commplan.ir.transfer import placed
+from commplan.ir.transfer import value_like
 
 # Outputs or updates of a phase, bound to values of the schedule.
 Bindings = tuple[sched.Binding, ...]
@@ -118,7 +118,7 @@ def _put(
             bound.append(sched.Binding(binding.name, ref))
             continue
         put = f"{ref}/there"
-        builder.values[put] = placed(builder.values[ref], put, state.placement)
+        builder.values[put] = value_like(builder.values[ref], put, state.placement)
         bound.append(sched.Binding(binding.name, put))
         match maker:
             case sched.Collective(kind="broadcast", root=0) if ref not in read:

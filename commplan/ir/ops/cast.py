@@ -7,7 +7,7 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.refs import Ref
 from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.symbolic.deferred import Interpretation, steps
-from commplan.ir.transfer import Results, ValueTypes, Violations, placed
+from commplan.ir.transfer import Results, ValueTypes, Violations, value_like
 from commplan.ir.types import DType
 from commplan.ir.values import Leaf, Value
 
@@ -40,7 +40,7 @@ class Cast(BaseOp, frozen=True, tag="cast", gc=False):
 
     def transfer(self, types: ValueTypes) -> Results:
         value = types.values[self.operand]
-        return (placed(value.of_types(self.types(value.leaves)), self.result, value.placement),)
+        return (value_like(value.of_types(self.types(value.leaves)), self.result, value.placement),)
 
     def meaning(self, env: Interpretation) -> None:
         operand, value = env.get(self.operand), env.values[self.result]

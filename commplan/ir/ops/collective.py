@@ -14,7 +14,7 @@ from commplan.ir.roles import Cost, Execution, Meaning, Presentation, Structure
 from commplan.ir.shard_shapes import cut_all
 from commplan.ir.stages import rules
 from commplan.ir.symbolic.deferred import Interpretation, SymbolicValue, moves, steps, values
-from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed
+from commplan.ir.transfer import Results, ValueTypes, Violations, broken, value_like
 from commplan.ir.types import DType, Over
 from commplan.ir.values import Value
 
@@ -171,7 +171,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
                 placement = msgspec.structs.replace(placement, stacked=stacked)
             case "all_reduce" | "broadcast":
                 pass
-        return (placed(operand, result, placement),)
+        return (value_like(operand, result, placement),)
 
     def meaning(self, env: Interpretation) -> None:
         operand, value = env.get(self.operand), env.values[self.result]

@@ -8,7 +8,7 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.refs import Ref
 from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.symbolic.deferred import Interpretation, steps
-from commplan.ir.transfer import Results, ValueTypes, Violations, placed
+from commplan.ir.transfer import Results, ValueTypes, Violations, value_like
 from commplan.ir.types import ElasticMode, Over
 from commplan.ir.values import Value
 
@@ -65,8 +65,8 @@ class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
             yield "CP0735", "an elastic op in mode sync sends nothing, and has no options"
 
     def transfer(self, types: ValueTypes) -> Results:
-        pull = placed(types.values[self.operand], self.pull)
-        return (pull,) if self.result is None else (pull, placed(types.values[self.center], self.result))
+        pull = value_like(types.values[self.operand], self.pull)
+        return (pull,) if self.result is None else (pull, value_like(types.values[self.center], self.result))
 
     def meaning(self, env: Interpretation) -> None:
         operands, factors = (self.operand, self.center), (self.eta, self.rho)

@@ -11,7 +11,7 @@ from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.stages import rules
 from commplan.ir.stages.exchange import ExchangeFields
 from commplan.ir.symbolic.deferred import Interpretation
-from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed
+from commplan.ir.transfer import Results, ValueTypes, Violations, broken, value_like
 from commplan.ir.values import Value
 
 
@@ -51,7 +51,7 @@ class Exchange(ExchangeFields, BaseOp, frozen=True, tag="exchange", gc=False):
 
     def transfer(self, types: ValueTypes) -> Results:
         pairs = zip(self.states, self.results, strict=True)
-        return tuple(placed(types.values[state], result) for state, result in pairs)
+        return tuple(value_like(types.values[state], result) for state, result in pairs)
 
     def meaning(self, env: Interpretation) -> None:
         self.exchanged(env, self.op, self.weight, self.hints, self.algorithm)

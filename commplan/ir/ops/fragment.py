@@ -7,7 +7,7 @@ from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.refs import Ref
 from commplan.ir.roles import Cost, Execution
 from commplan.ir.stages.fragment import MergeFields, PickFields
-from commplan.ir.transfer import Results, ValueTypes, Violations, placed
+from commplan.ir.transfer import Results, ValueTypes, Violations, value_like
 from commplan.ir.values import Leaf, Value
 
 
@@ -53,7 +53,7 @@ class Merge(MergeFields, BaseOp, frozen=True, tag="merge", gc=False):
         yield from types.check_leaves(self.piece, _pieces(self, whole, whole.leaves, types))
 
     def transfer(self, types: ValueTypes) -> Results:
-        return (placed(types.values[self.whole], self.result),)
+        return (value_like(types.values[self.whole], self.result),)
 
     def work(self, nbytes: Mapping[Ref, int], ranks: Ranks) -> Work:
         """The elements of the piece are written in place."""

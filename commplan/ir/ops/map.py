@@ -8,7 +8,7 @@ from commplan.ir.roles import Execution, Meaning, Structure
 from commplan.ir.stages.builtins import Builtin
 from commplan.ir.stages.map import MapFields
 from commplan.ir.symbolic.deferred import Interpretation
-from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed, shown
+from commplan.ir.transfer import Results, ValueTypes, Violations, broken, shown, value_like
 from commplan.ir.types import ArrayType, AxisKind, sized
 from commplan.ir.values import Leaf, Value
 
@@ -89,7 +89,7 @@ class Map(MapFields, BaseOp, frozen=True, tag="map", gc=False):
         """Kinds and leaves of results are declared; their placement is that of all operands, and `per`."""
         merged = types.join(types.values[ref].placement for ref in self.operands)
         placement = types.per(merged, self.per) if self.per else merged
-        return tuple(placed(types.values[ref], ref, placement) for ref in self.results)
+        return tuple(value_like(types.values[ref], ref, placement) for ref in self.results)
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         text = f"{self.fn}, record by record" if self.per_record else self.fn

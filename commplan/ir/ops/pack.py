@@ -8,7 +8,7 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.refs import Ref
 from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.symbolic.deferred import Interpretation
-from commplan.ir.transfer import Results, ValueTypes, Violations, placed
+from commplan.ir.transfer import Results, ValueTypes, Violations, value_like
 from commplan.ir.types import Placement
 from commplan.ir.values import Part, Value
 
@@ -67,7 +67,7 @@ class Pack(BaseOp, frozen=True, tag="pack", gc=False):
             value = types.values[part.value]
             is_cut = value.leaves[part.leaf].shape != ()
             placements[value.placement if is_cut else value.placement.without(value.placement.split)] = None
-        return (placed(types.values[self.result], self.result, types.join(placements)),)
+        return (value_like(types.values[self.result], self.result, types.join(placements)),)
 
     def meaning(self, env: Interpretation) -> None:
         env.put(self.result, env.packed(self.parts, self.ways, env.values[self.result]))

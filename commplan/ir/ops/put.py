@@ -7,7 +7,7 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.refs import Ref, name_of
 from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.symbolic.deferred import Interpretation
-from commplan.ir.transfer import Results, ValueTypes, placed
+from commplan.ir.transfer import Results, ValueTypes, value_like
 from commplan.ir.values import Value
 
 
@@ -27,7 +27,7 @@ class Put(BaseOp, frozen=True, tag="put", gc=False):
     lane: Cost[str] = "network"
 
     def transfer(self, types: ValueTypes) -> Results:
-        return (placed(types.values[self.operand], self.result, types.values[self.result].placement),)
+        return (value_like(types.values[self.operand], self.result, types.values[self.result].placement),)
 
     def meaning(self, env: Interpretation) -> None:
         env.set_current(self.result)

@@ -9,7 +9,7 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.refs import Ref, name_of
 from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.symbolic.deferred import Interpretation, steps
-from commplan.ir.transfer import Results, ValueTypes, Violations, placed
+from commplan.ir.transfer import Results, ValueTypes, Violations, value_like
 from commplan.ir.values import Value
 
 
@@ -58,13 +58,13 @@ class Scale(BaseOp, frozen=True, tag="scale", gc=False):
         scalars = [ref for ref in (self.by, self.over) if isinstance(ref, str)]
         varying = dict.fromkeys(axis for ref in scalars for axis in types.values[ref].placement.varying)
         differing = [axis for axis in varying if not operand.placement.varies(axis)]
-        return (placed(operand, self.result, types.per(operand.placement, differing)),)
+        return (value_like(operand, self.result, types.per(operand.placement, differing)),)
 
     def meaning(self, env: Interpretation) -> None:
         by = env.scalar(self.by) if isinstance(self.by, str) else self.by
         operand, value = env.get(self.operand), env.values[self.result]
         if self.over is not None and not isinstance(by, float | int):
-            env.put(self.result, steps.shared(env, operand, value, by, env.scalar(self.over)))
+            env.put(self.result, steps.scaled_by_ratio(env, operand, value, by, env.scalar(self.over)))
         else:
             env.put(self.result, steps.scaled(env, operand, value, self.how, by))
 

@@ -10,7 +10,7 @@ from commplan.ir.remark import Design
 from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.stages import rules
 from commplan.ir.symbolic.deferred import Interpretation, steps
-from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed
+from commplan.ir.transfer import Results, ValueTypes, Violations, broken, value_like
 from commplan.ir.types import AxisKind, Over
 from commplan.ir.values import Value
 
@@ -60,13 +60,15 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
             )
 
     def transfer(self, types: ValueTypes) -> Results:
-        return (placed(types.values[self.operand], self.result),)
+        return (value_like(types.values[self.operand], self.result),)
 
     def meaning(self, env: Interpretation) -> None:
         if not self.pinned:
             env.rename(self.result, env.get(self.operand), {})
         else:
-            steps.shared_by(env, self.result, self.operand, self.axes, self.design, self.readers, self.hints)
+            steps.mark_shared(
+                env, self.result, self.operand, self.axes, self.design, self.readers, self.hints
+            )
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         readers = f", {self.readers} readers" if self.readers else ""

@@ -8,7 +8,7 @@ from commplan.ir.refs import Ref
 from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.shard_shapes import row_size
 from commplan.ir.symbolic.deferred import Interpretation
-from commplan.ir.transfer import Results, ValueTypes, Violations, placed
+from commplan.ir.transfer import Results, ValueTypes, Violations, value_like
 from commplan.ir.values import Part
 
 
@@ -80,7 +80,7 @@ class Unpack(BaseOp, frozen=True, tag="unpack", gc=False):
             placement = result.placement
         elif not any(leaf.shape and leaf.size for leaf in result.leaves):
             placement = msgspec.structs.replace(placement, split=result.placement.split)
-        return (placed(result, self.result, placement),)
+        return (value_like(result, self.result, placement),)
 
     def meaning(self, env: Interpretation) -> None:
         env.put(self.result, env.unpacked(self.parts, self.ways, env.values[self.result]))

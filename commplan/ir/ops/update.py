@@ -5,7 +5,7 @@ from commplan.ir.ops.base import BaseOp
 from commplan.ir.refs import Ref
 from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.symbolic.deferred import Interpretation, steps
-from commplan.ir.transfer import Results, ValueTypes, Violations, placed
+from commplan.ir.transfer import Results, ValueTypes, Violations, value_like
 
 
 class Update(BaseOp, frozen=True, tag="update", gc=False):
@@ -32,7 +32,7 @@ class Update(BaseOp, frozen=True, tag="update", gc=False):
     def transfer(self, types: ValueTypes) -> Results:
         operand = types.values[self.operand]
         placement = types.join((operand.placement, types.values[self.delta].placement))
-        return (placed(operand, self.result, placement),)
+        return (value_like(operand, self.result, placement),)
 
     def meaning(self, env: Interpretation) -> None:
         center, total = env.get(self.operand), env.get(self.delta)

@@ -316,23 +316,23 @@ def reducible_dtype(how: str, dtype: DType, subject: str, hints: Hints = NO_HINT
     return Violation(f"{subject} is bool, and truth values have no {how}", (fix,))
 
 
-def averageable_dtype(how: str, dtype: DType, noun: str, hints: Hints = NO_HINTS) -> Violation | None:
+def averageable_dtype(how: str, dtype: DType, subject: str, hints: Hints = NO_HINTS) -> Violation | None:
     """Means and elastic averaging need floats, unless `hints.integers` is set.
 
-    The arguments are those of `reducible_dtype`, with `noun` for `subject`.
+    The arguments are those of `reducible_dtype`.
     """
     if how not in ("mean", "elastic") or dtype.is_float or hints.integers is not None:
         return None
-    subject = "a mean"
+    operation = "a mean"
     fixes = ("the mean of integers is not an integer: use `sum`, or convert with a fn first",)
-    if noun.startswith("leaf "):
+    if subject.startswith("leaf "):
         fixes = (
             "split the tree: make the leaf a separate input, `per` the axes, and reduce it `by max`",
             "or let `reduce` treat such leaves apart: `{ integers = max }`, or `first` for the first rank's",
         )
     if how == "elastic":
-        subject, fixes = "elastic averaging", ("convert it, or leave it out of the averaging",)
-    return Violation(f"{subject} needs a float type, and {noun} is {dtype}", fixes)
+        operation, fixes = "elastic averaging", ("convert it, or leave it out of the averaging",)
+    return Violation(f"{operation} needs a float type, and {subject} is {dtype}", fixes)
 
 
 def reducible_leaves(how: str, leaves: Iterable[Leaf], ref: Ref, hints: Hints) -> Violation | None:

@@ -24,4 +24,4 @@ class ShareStage(StageOverAxes, frozen=True, tag="share"):
 
     def meaning(self, env: Interpretation) -> None:
         readers = self.via.get("readers")
-        steps.shared_by(env, self.result, self.operand, self.axes, self.via.name, readers, self.hints)
+        steps.mark_shared(env, self.result, self.operand, self.axes, self.via.name, readers, self.hints)

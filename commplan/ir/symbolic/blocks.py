@@ -196,10 +196,10 @@ class BlockBuilder:
                 runs.append(run)
         return Block(rows, columns, tuple(runs), tuple(self.slots))
 
-    def put(self, at: int, size: int, leaf: Any, column: int, chain: Chain, term: Term | None) -> None:
-        """Add a run; the arguments are those of `ColumnRun` and `Slot`."""
+    def put(self, offset: int, size: int, leaf: Any, column: int, chain: Chain, term: Term | None) -> None:
+        """Add a run from column `offset` on; the other arguments are those of `ColumnRun` and `Slot`."""
         slot = self.slots.setdefault((chain, term), len(self.slots))
-        self.runs.append(ColumnRun(at, size, leaf, column, slot))
+        self.runs.append(ColumnRun(offset, size, leaf, column, slot))
 
     def take(self, source: Block, start: int, size: int, offset: int) -> None:
         """Add columns `start` to `start + size - 1` of `source`, from column `offset` on."""

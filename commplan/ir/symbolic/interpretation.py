@@ -23,9 +23,9 @@ from commplan.ir.symbolic.values import (
     arguments_of,
     has_arrays,
     leaf_shape,
-    placed,
     rows_of,
     scalar_of,
+    uncut_constant_rows,
     uniform_if_whole,
 )
 from commplan.ir.types import DType
@@ -469,7 +469,7 @@ class Interpretation:
         leaves: list[Block] = []
         for index, leaf in enumerate(value.leaves):
             block = builders[index].block(rows[index], row_size(value.kind, leaf, ways))
-            leaves.append(placed(blocks.collapsed(block, leaf.size, leaf=True)))
+            leaves.append(uncut_constant_rows(blocks.collapsed(block, leaf.size, leaf=True)))
         return uniform_if_whole(value, leaves)
 
     def sliced(

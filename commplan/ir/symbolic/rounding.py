@@ -44,7 +44,7 @@ EXACT: dict[DType, frozenset[DType]] = {
 }
 
 
-def allowed(
+def allowed_event(
     axes: Iterable[str], dtype: DType, hints: Hints, *, sends_sum: bool | None = False, divides: bool = False
 ) -> Event | None:
     """The event for `wire` and `accumulate` of a stage, or None if values keep their type.
@@ -83,7 +83,7 @@ def cast(trace: Trace, before: DType, after: DType) -> Trace:
     return (*trace, ("cast", before, after))
 
 
-def accepts(trace: Trace, allowed: Trace, sizes: Mapping[str, int]) -> bool:
+def accepts(trace: Trace, expected: Trace, sizes: Mapping[str, int]) -> bool:
     """Whether the plan allows the events of a contribution.
 
     Allowed are casts to the wire type, to the accumulation type and back, at the sum or move that has these
@@ -93,12 +93,12 @@ def accepts(trace: Trace, allowed: Trace, sizes: Mapping[str, int]) -> bool:
 
     Args:
         trace: The trace of a contribution in the schedule.
-        allowed: The trace of the same contribution in the plan.
+        expected: The trace of the same contribution in the plan.
         sizes: The number of ranks along each axis.
     """
-    if trace == allowed:
+    if trace == expected:
         return True
-    stages, factors = _stages(allowed)
+    stages, factors = _stages(expected)
     trace_factors: list[Event] = []
     place = 0  # the index of the current sum or move of the plan
     current: DType | None = None  # the type after the last cast

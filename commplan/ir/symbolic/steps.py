@@ -16,7 +16,7 @@ from commplan.ir.refs import Ref
 from commplan.ir.symbolic import blocks
 from commplan.ir.symbolic.blocks import Block
 from commplan.ir.symbolic.interpretation import Interpretation
-from commplan.ir.symbolic.rounding import allowed
+from commplan.ir.symbolic.rounding import allowed_event
 from commplan.ir.symbolic.symbols import UNSHARED
 from commplan.ir.symbolic.terms import Argument, InexpressibleError, Term
 from commplan.ir.symbolic.values import SymbolicValue, leaf_shape, scalar_of, uniform_if_whole
@@ -86,7 +86,9 @@ def reduced(env: Interpretation, operand: SymbolicValue, value: Value, how: Redu
             return env.algebra.substitute(term, env.root(axes, 0))
         divides_first = hints.divides_first(dtype)
         divides_sums = divisor > 1 and not divides_first
-        event = allowed(several if adds else (), dtype, hints, sends_sum=sends_sum, divides=divides_sums)
+        event = allowed_event(
+            several if adds else (), dtype, hints, sends_sum=sends_sum, divides=divides_sums
+        )
         if adds and divisor > 1:
             factor = Fraction(1, divisor)
             if divides_first:
@@ -131,7 +133,7 @@ def averaged(env: Interpretation, operand: SymbolicValue, value: Value, how: Red
     scalar = env.get(weight).value
     weight_dtype = weight_type(scalar.leaves[0].dtype, dtypes)
     count = scalar_of(converted(env, env.get(weight), scalar.of_types([weight_dtype])), 0)
-    weighted = shared(env, terms, terms.value, count, env.algebra.total(count, how.axes))
+    weighted = scaled_by_ratio(env, terms, terms.value, count, env.algebra.total(count, how.axes))
     total = reduced(env, weighted, value.of_types(products), how._replace(op="sum"))
     return converted(env, total, value)
 
@@ -157,17 +159,17 @@ def converted(env: Interpretation, operand: SymbolicValue, value: Value) -> Symb
     return uniform_if_whole(value, leaves)
 
 
-def shared(
-    env: Interpretation, operand: SymbolicValue, value: Value, part: Term, whole: Term
+def scaled_by_ratio(
+    env: Interpretation, operand: SymbolicValue, value: Value, numerator: Term, denominator: Term
 ) -> SymbolicValue:
-    """`operand` times `part / whole`, two scalars; integers are unchanged."""
+    """`operand` times `numerator / denominator`, two scalars; integers are unchanged."""
     name = "times a share"  # names of users' functions have no spaces
-    scalars = Argument(part, 1, 0), Argument(whole, 2, 0)
+    scalars = Argument(numerator, 1, 0), Argument(denominator, 2, 0)
 
-    def shared_term(term: Term, dtype: DType) -> Term:
+    def scaled_term(term: Term, dtype: DType) -> Term:
         return env.algebra.call(name, (Argument(term, 0), *scalars)) if dtype.is_float else term
 
-    return operand.like(value, shared_term)
+    return operand.like(value, scaled_term)
 
 
 def scaled(
@@ -200,7 +202,7 @@ def moved(env: Interpretation, operand: SymbolicValue, hints: Hints) -> Symbolic
     """`operand` after a move without addition, which may use the wire type of `hints`."""
 
     def moved_term(term: Term, dtype: DType) -> Term:
-        event = allowed((), dtype, hints)
+        event = allowed_event((), dtype, hints)
         return term if event is None else env.algebra.traced(term, event)
 
     return operand if hints.wire is None else operand.like(operand.value, moved_term)
@@ -287,7 +289,7 @@ def loaded(
     env.put(result, env.fresh_elements(label, env.values[result], varying, split, UNSHARED))
 
 
-def shared_by(
+def mark_shared(
     env: Interpretation,
     result: Ref,
     operand: Ref,

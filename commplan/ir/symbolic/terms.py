@@ -311,8 +311,8 @@ class Algebra:
     def total(self, term: Term, axes: Sequence[str], allowed: Event | None = None) -> Term:
         """The sum over `axes`. A contribution that does not vary along an axis counts once per rank.
 
-        `allowed` is the event for the rounding that the plan allows (`rounding.allowed`). If it is None,
-        rounded contributions get a `sum` event instead.
+        `allowed` is the event of `rounding.allowed_event`. If it is None, rounded contributions get a `sum`
+        event instead.
         """
         several = sorted(axis for axis in axes if self.sizes.get(axis, 1) > 1)
         parts: list[Contribution] = []

@@ -214,7 +214,7 @@ class ElementRun(NamedTuple):
         )
 
 
-def place(block: Block, run: ColumnRun, begin: int) -> ElementRun:
+def element_run(block: Block, run: ColumnRun, begin: int) -> ElementRun:
     """The elements of `run`, a run of `block`, from column `begin` on.
 
     Raises:
@@ -229,10 +229,10 @@ def place(block: Block, run: ColumnRun, begin: int) -> ElementRun:
 
 def whole_runs(block: Block) -> list[ElementRun]:
     """The runs of a block in order; for a block with rows of several leaves, the runs of one row."""
-    return [place(block, run, run.at) for run in block.runs]
+    return [element_run(block, run, run.at) for run in block.runs]
 
 
-def placed(block: Block) -> Block:
+def uncut_constant_rows(block: Block) -> Block:
     """`block`, the content of a leaf, with elements of constant rows as elements of the uncut leaf."""
     if not any(_number(chain) is not None for chain, _ in block.slots):
         return block
