@@ -200,14 +200,13 @@ class ValueTypes:
     def with_whole(self, value: Value) -> Value:
         """`value`, a piece of a split value, with `whole` set to the leaves that all its shards form.
 
-        Their dimensions are the number of shards times those of a shard. Values that have `whole`, are not
-        split, or are no trees or arrays are returned unchanged.
+        Their leading dimension is the number of shards times that of a shard. Values that have `whole`, are
+        not split, or are no trees or arrays are returned unchanged.
         """
         ways = self.ranks(value.placement.split)
         if value.kind not in ("tree", "array") or value.whole or not value.placement.split:
             return value
-        whole = tuple(Leaf(x.path, tuple(ways * size for size in x.shape), x.dtype) for x in value.leaves)
-        return msgspec.structs.replace(value, whole=whole)
+        return msgspec.structs.replace(value, whole=tuple(leaf.rows(ways) for leaf in value.leaves))
 
 
 def flat(ref: Ref, size: int, dtype: DType, placement: Placement) -> Value:

@@ -15,10 +15,11 @@ import numpy as np
 
 from commplan.lowering.hlo.sources import Frames, read_frames
 
-# Bits of an element by HLO's name of the type; types whose name begins with "f8" have 8.
+# Bits of an element by HLO's name of the type; of small floats, such as "f8e5m2", by its part before the `e`.
 _BITS = {
-    "pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64,
-    "u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128,
+    "pred": 8, "s1": 1, "u1": 1, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16,
+    "s32": 32, "u32": 32, "s64": 64, "u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64,
+    "c128": 128, "f4": 4, "f8": 8,
 }  # fmt: skip
 _OPEN = "([{"
 _CLOSE = ")]}"
@@ -57,7 +58,7 @@ class Tensor(msgspec.Struct, frozen=True):
     @property
     def nbytes(self) -> int:
         """Bytes of the elements; 0 for tokens, opaque results and unknown element types."""
-        bits = 8 if self.dtype.startswith("f8") else _BITS.get(self.dtype, 0)
+        bits = _BITS.get(self.dtype) or _BITS.get(self.dtype.partition("e")[0], 0)
         return (self.size * bits + 7) // 8
 
     def __str__(self) -> str:

@@ -63,6 +63,19 @@ def test_starts_and_dones_hold_the_products_between_them(step: CompiledStep) -> 
     assert [step.before(collective) for collective in step.collectives] == [0, 0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "nbytes"),
+    [
+        ("f4e2m1fn", 5), ("f8e8m0fnu", 9), ("f8e4m3b11fnuz", 9), ("s2", 3), ("u2", 3), ("s4", 5), ("u1", 2),
+        ("pred", 9), ("bf16", 18), ("token", 0), ("opaque", 0),
+    ],
+)  # fmt: skip
+def test_bytes_of_nine_elements(dtype: str, nbytes: int) -> None:
+    head = f"HloModule m\n\nENTRY %main (p: {dtype}[9]) -> {dtype}[9] {{\n"
+    module = read_module(head + f"  ROOT %p = {dtype}[9] parameter(0)\n}}\n")
+    assert module.computations["main"].root.nbytes == nbytes
+
+
 def test_loops_hold_their_bodies(step: CompiledStep) -> None:
     assert step.collectives[1].loops == ("while.1",)
     assert step.timeline() == "AG> P <AG ( AR> P <AR ) RS> P <RS P"

@@ -267,3 +267,10 @@ def test_a_rank_alone_needs_no_time() -> None:
 def test_a_word_reaches_eight_ranks_no_sooner_than_a_best_tree_does() -> None:
     # o = 6 us, alpha = 60 us: one rank sends to another every 6 us, and each message arrives 72 us later.
     assert lower_bound("all_reduce", 0.0, one_group(IN_ORDER), NETWORK) >= 13 * 6e-6
+
+
+def test_a_shift_is_no_broadcast() -> None:
+    """Each rank sends to one rank, which takes one latency."""
+    bound = lower_bound("shift", 4.0, one_group([0, 1, 2, 3]), NETWORK, root=1)
+    assert bound == pytest.approx(4 / 25e6 + 60e-6)
+    assert lower_bound("broadcast", 4.0, one_group([0, 1, 2, 3]), NETWORK) > bound

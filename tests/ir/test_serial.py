@@ -22,6 +22,7 @@ from commplan.cli.saved import read_saved
 from commplan.diagnostics import CommplanError, Span
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import SCHEMA_VERSION
+from commplan.ir.serialization import canonical_json
 from commplan.ir.serialization.canonical_json import decode, encode, plan_digest, schedule_digest
 from commplan.ir.serialization.text import print_saved
 from commplan.passes.base import PassContext
@@ -218,6 +219,11 @@ def test_a_wrong_field_and_its_path(path: tuple[str | int, ...], to: Any, messag
     problem = refusal(edited(*path, to=to))
     assert problem.code == "CP1003"
     assert message in problem.message
+
+
+def test_lists_of_other_lengths_differ() -> None:
+    difference = canonical_json._difference({"a": [1, 2]}, {"a": [1]}, "$")  # pyright: ignore[reportPrivateUsage]
+    assert difference == "Expected `array` of length 1, got 2 - at `$.a`"
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/tmp/evil", "a b", "", "e\x1b[31m", "x\n"])

@@ -4,7 +4,7 @@ There are two bounds, and `lower_bound` returns the larger one:
 
 - For each level: the bytes that must leave or enter its members, over all groups, divided by the bandwidth of
   their links, plus the latency of the level.
-- For short messages: the time of the fastest broadcast of one word.
+- For short messages, if words of one rank reach all ranks: the time of the fastest broadcast of one word.
 
 Bytes: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication" (2007), applied to the members
 of each level instead of ranks. Words: Karp, Sahay, Santos and Schauser, "Optimal broadcast and summation in
@@ -45,7 +45,7 @@ def lower_bound(kind: str, nbytes: float, layout: Layout, network: Network, *, r
     levels = network.levels
     moved = max(float(busiest[i]) / levels[i].bandwidth + levels[i].latency for i in reached)
     lowest_latency = min(levels[level].latency for level in reached)
-    if kind in ("reduce", "gather", "scatter"):  # no word of one rank must reach all ranks
+    if kind in ("reduce", "gather", "scatter", "shift"):  # no word of one rank must reach all ranks
         return moved
     return max(moved, _words(min(layout.ranks, PARTNERS), network.overhead, lowest_latency))
 

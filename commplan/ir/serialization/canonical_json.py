@@ -165,7 +165,10 @@ def _difference(plain: Any, decoded: Any, path: str) -> str | None:
                 return inner
         return None
     if isinstance(plain, list) and isinstance(decoded, list):
-        pairs = zip(cast("list[Any]", plain), cast("list[Any]", decoded), strict=True)
+        items, decoded_items = cast("list[Any]", plain), cast("list[Any]", decoded)
+        if len(items) != len(decoded_items):
+            return f"Expected `array` of length {len(decoded_items)}, got {len(items)} - at `{path}`"
+        pairs = zip(items, decoded_items, strict=True)
         inner = (_difference(a, b, f"{path}[{i}]") for i, (a, b) in enumerate(pairs))
         return next((text for text in inner if text is not None), None)
     return None
