@@ -271,10 +271,8 @@ def _phase(
     lines: list[StageSummary] = []
     # States that the phase gets from servers without a stage, because it returns them unchanged.
     for op in (op for op in compiled.ops if op.span not in spans):
-        summary, server_text = (
-            _op_summary(op, values, schedule),
-            server_texts.get((phase.name, op.span), ServerText()),
-        )
+        summary = _op_summary(op, values, schedule)
+        server_text = server_texts.get((phase.name, op.span), ServerText())
         stage, resulting = f"{summary.kind} {summary.detail}", ir.results(op)
         lines.append(
             StageSummary(

@@ -88,9 +88,8 @@ def verify(
         if axis.levels and math.prod(max(0, spread.count) for spread in axis.levels) < axis.size:
             counts = " x ".join(str(spread.count) for spread in axis.levels)
             report.add("CP0734", f"axis `{axis.name}` has {axis.size} ranks, its levels {counts} places")
-    if any(not 1 <= axis.size <= LARGEST for axis in schedule.axes) or len(declarations.sizes) < len(
-        schedule.axes
-    ):
+    is_repeated = len(declarations.sizes) < len(schedule.axes)
+    if is_repeated or any(not 1 <= axis.size <= LARGEST for axis in schedule.axes):
         return tuple(report.diagnostics)  # later checks divide by axis sizes
     entry = tuple(value.id for value in schedule.entry)
     if entry != (*schedule.inputs, *schedule.states):
@@ -320,10 +319,9 @@ def _bindings(scope: OpScope) -> None:
 
 def check_value(value: Value, declarations: Declarations, report: DiagnosticReport) -> None:
     """Report errors in the placement of a value, and leaves that fit neither its kind nor its placement."""
-    if value.placement not in declarations.valid_placements and not _check_placement(
-        value, declarations.kinds, report
-    ):
-        declarations.valid_placements.add(value.placement)
+    valid = declarations.valid_placements
+    if value.placement not in valid and not _check_placement(value, declarations.kinds, report):
+        valid.add(value.placement)
     if any(size < 0 for leaf in (*value.leaves, *value.whole) for size in leaf.shape):
         report.add("CP0731", f"`{value.id}` has a negative dimension")
         return
