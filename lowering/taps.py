@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.collective_kinds import TAKES_BLOCKS
 from commplan.ir.grouping import grouped
 from commplan.ir.types import DType
 
@@ -71,6 +72,15 @@ def _follow(ref: str, uses: DefUse[ir.Op]) -> tuple[tuple[Step, ...], str]:
             return tuple(chain), ref
         chain.append(readers[0])
         ref = readers[0].result
+
+
+def scattered_axes(chain: Sequence[Step]) -> tuple[str, ...]:
+    """The axes over which `chain` divides its array, whose size must be a multiple of their ranks.
+
+    Scatters are nested: each divides the shard of the one before.
+    """
+    scatters = (op for op in chain if isinstance(op, ir.Collective) and op.kind in TAKES_BLOCKS)
+    return tuple(dict.fromkeys(axis for op in scatters for axis in op.axes))
 
 
 def reduction_groups(leaves: Sequence[tuple[D, int]], asynchronous: bool) -> list[tuple[D, list[int]]]:

@@ -6,17 +6,18 @@ backward pass are unordered, so their order is not checked.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from commplan.ir.analysis.def_use import DefUse
-from commplan.ir.schedule import Collective, Leaf, Schedule
+from commplan.ir.schedule import Collective, Leaf, LocalSum, Schedule
 from commplan.lowering.audit.expect import Expected, LeafLowering, MeshLike, computed
 from commplan.lowering.hlo.step import CompiledCollective, CompiledStep, Platform
 from commplan.lowering.programs import spreads
-from commplan.lowering.taps import TAP, chains, reduction_groups
+from commplan.lowering.taps import TAP, chains, reduction_groups, scattered_axes
 
 _TAP = re.compile(rf"\b{TAP}\)*/commplan\b")  # JAX writes `transpose(jvp(tap))/commplan`
 
@@ -79,7 +80,13 @@ def _tap_collectives(
         for dtype, indices in reduction_groups(leaves, asynchronous=True):
             size = sum(value.leaves[index].size for index in indices)
             chain = (*flat.get(dtype, ()), *tree) if dtype.is_float else ()  # integers have no gradient
-            for op in (op for op in chain if isinstance(op, Collective)):
+            multiple = math.prod(mesh.shape[axis] for axis in scattered_axes(chain))
+            size = -(-size // multiple) * multiple
+            for op in chain:
+                if isinstance(op, LocalSum):
+                    size //= op.ways
+                if not isinstance(op, Collective):
+                    continue
                 operand = values[op.operand]
                 first = 0 if operand.kind == "flat" else indices[0]
                 leaf = Leaf("", (size,), operand.leaves[first].dtype)
@@ -87,6 +94,6 @@ def _tap_collectives(
                 items = lowering.collectives(is_array=False)
                 yield from (replace(item, phase=phase) for item in items if len(item.groups[0]) > 1)
                 if op.kind == "reduce_scatter":
-                    size = -(-size // lowering.ways)
+                    size //= lowering.ways
                 elif op.kind == "all_gather":
                     size *= lowering.ways

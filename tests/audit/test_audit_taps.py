@@ -28,18 +28,21 @@ each step {
 WIDE = 512  # f32[512, 512] is 1 MiB
 LAYER = {name: jax.ShapeDtypeStruct((WIDE, WIDE), "float32") for name in "vw"}
 LAYER["b"] = jax.ShapeDtypeStruct((WIDE,), "float32")
+LAYER["odd"] = jax.ShapeDtypeStruct((5,), "float32")  # `b` and this have 517 elements
 
 
 @pytest.mark.parametrize(
-    ("via", "taps", "message"),
+    ("via", "taps", "platform", "message"),
     [
-        ("native", 1, "3 collectives as planned"),
-        ("hierarchical(gpu, node)", 1, "9 collectives as planned"),
-        ("native", 2, "3 collectives as planned, 3 differences"),
+        ("native", 1, "gpu", "3 collectives as planned"),
+        ("hierarchical(gpu, node)", 1, "gpu", "9 collectives as planned"),
+        # The devices are CPUs, where bf16 moves as u16.
+        ("hierarchical(gpu, node) { wire = bf16, accumulate = f32 }", 1, "cpu", "12 collectives as planned"),
+        ("native", 2, "gpu", "3 collectives as planned, 3 differences"),
     ],
 )
 def test_a_tap_has_collectives_of_its_own(
-    via: str, taps: int, message: str, monkeypatch: pytest.MonkeyPatch
+    via: str, taps: int, platform: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LaxBackend, "asynchronous", True)
     monkeypatch.setattr(LaxBackend, "variadic", False)
@@ -52,7 +55,7 @@ def test_a_tap_has_collectives_of_its_own(
     def loss(layer: Any, x: Any) -> Any:
         for _ in range(taps):
             tapped = run.tap(layer)
-            x = jnp.tanh(x @ tapped["v"] @ tapped["w"] + tapped["b"])
+            x = jnp.tanh(x @ tapped["v"] @ tapped["w"] + tapped["b"]) * tapped["odd"].sum()
         return lax.square(x).mean()
 
     @run.spmd(params="params", x="split node, gpu", returns=("params",))
@@ -61,5 +64,5 @@ def test_a_tap_has_collectives_of_its_own(
 
     x = jax.ShapeDtypeStruct((16, WIDE), "float32")
     traced = aot.compile_step(step, {}, LAYER, x).traced  # XLA for CPUs makes one all-reduce of several
-    report = str(audit(program.schedule, StepText(traced, traced, "gpu")))
+    report = str(audit(program.schedule, StepText(traced, traced, platform)))
     assert report.startswith(f"plan tapped: {message}\n"), report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -121,6 +122,40 @@ def test_a_tap_sends_in_the_wire_type(options: str):
     _, tapped, stepped = step({}, layers, x)
     np.testing.assert_allclose(stepped["w"], x.mean(0), atol=2e-2)
     np.testing.assert_array_equal(tapped["w"], stepped["w"])
+
+
+@pytest.mark.parametrize(
+    ("axes", "via"),
+    [
+        ({"node": 2, "gpu": 2}, "via hierarchical(gpu, node) { wire = bf16, accumulate = f32 }"),
+        ({"node": 2, "gpu": 3}, "via hierarchical(gpu, node) { wire = bf16, accumulate = f32 }"),
+        ({"node": 2, "gpu": 2, "chip": 2}, "via hierarchical(chip, gpu, node)"),
+    ],
+)
+def test_a_tap_pads_for_nested_scatters(axes: dict[str, int], via: str):
+    layers = {"w": jnp.zeros((7, 3), jnp.float32)}
+    names = ", ".join(axes)
+    declared = "\n".join(f"axis {name} = {size}" for name, size in axes.items())
+    text = f"""plan p
+{declared}
+input params : tree
+input grads : tree partial {names}
+each step {{
+    grads = reduce grads over {names} by mean {via}
+    output grads
+}}
+"""
+    run = bind(text, mesh_of(**axes), {"params": layers, "grads": layers})
+
+    @run.spmd(params="params", x=f"per {names}", returns=("params",))
+    def step(state, params, x):
+        return state, jax.grad(lambda p: (run.tap(p)["w"] * x).sum())(params)
+
+    ranks = tuple(axes.values())
+    # Multiples of the number of ranks: every sum, mean and shard is exact in bf16.
+    x = math.prod(ranks) * np.random.default_rng(1).integers(-4, 5, size=(*ranks, 7, 3)).astype(np.float32)
+    _, tapped = step({}, layers, x)
+    np.testing.assert_array_equal(tapped["w"], x.mean(tuple(range(len(ranks)))))
 
 
 def tapped_gradients(leaf: Any) -> Any:

@@ -20,7 +20,7 @@ from commplan.ir.analysis.def_use import DefUse
 from commplan.lowering.jax import ops
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.phase import Lowered
-from commplan.lowering.taps import TAP, Step, chains, reduction_groups
+from commplan.lowering.taps import TAP, Step, chains, reduction_groups, scattered_axes
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,9 @@ class Recipe:
         return results
 
     def _run(self, chain: tuple[Step, ...], flat: Array) -> Array:
-        """Apply `chain` to a flat array, which is padded if the steps scatter it."""
+        """Apply `chain` to a flat array, which is padded so that all nested scatters divide it evenly."""
         size = flat.shape[0]
-        scattered = [op for op in chain if isinstance(op, ir.Collective) and op.kind != "all_reduce"]
-        for op in scattered[:1]:
-            flat = ops.pad(flat, self.backend.ways(op.axes))
+        flat = ops.pad(flat, self.backend.ways(scattered_axes(chain)))
         for op in chain:
             with self.lowered.scope(op):
                 flat = self._step(op, flat)
