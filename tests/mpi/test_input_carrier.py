@@ -19,11 +19,11 @@ WORKER = Path(__file__).parent / "input_worker.py"
 
 
 def played(
-    folder: Path, words: dict[str, Any], *options: str, timeout: float = 120
+    folder: Path, words: dict[str, Any], *options: str, timeout: float = 120, forked: bool = True
 ) -> tuple[dict[int, dict[str, Any]], subprocess.CompletedProcess[str]]:
     """The output of each rank that ended normally."""
     words = {"batches": 5, "rows": 24, "last": 7, **words}
-    command = mpirun.command(len(words["hosts"]), WORKER, folder, json.dumps(words))
+    command = mpirun.command(len(words["hosts"]), WORKER, folder, json.dumps(words), forked=forked)
     done = mpirun.started([command[0], *options, *command[1:]], timeout)
     reports = [json.loads(path.read_text()) for path in folder.glob("said-*.json")]
     print(f"mpirun ended with {done.returncode}\n{done.stdout}\n{done.stderr}")  # shown if a test fails
@@ -53,6 +53,32 @@ def test_every_host_has_every_row(tmp_path: Path, design: str, readers: int | No
         leads = process == hosts.index(hosts[process])
         assert (report["error"], report["wrong"]) == (None, [])
         assert report["carried"] == (list(range(5)) if leads else [])
+
+
+FEW_TAGS = """
+#include <mpi.h>
+#include <stdio.h>
+int MPI_Comm_get_attr(MPI_Comm comm, int key, void* value, int* found) {
+  static int highest = 32767;  /* the least that the standard allows */
+  int code = PMPI_Comm_get_attr(comm, key, value, found);
+  if (key == MPI_TAG_UB && *found) {
+    *(int**)value = &highest;
+    fputs("few tags\\n", stderr);
+  }
+  return code;
+}
+"""
+
+
+def test_rows_are_not_taken_for_the_last_message_of_an_mpi_with_few_tags(tmp_path: Path):
+    source, library = tmp_path / "few_tags.c", tmp_path / "few_tags.so"
+    source.write_text(FEW_TAGS)
+    compile_it = [str(mpirun.MPIRUN.with_name("mpicc")), "-shared", "-fPIC", str(source), "-o", str(library)]
+    mpirun.ended_well(mpirun.started(compile_it))
+    words = {"design": "all_shared", "hosts": (0, 1)}
+    reports, done = played(tmp_path, words, "-x", f"LD_PRELOAD={library}", forked=False)
+    assert done.returncode == 0 and "few tags" in done.stderr, done.stderr
+    assert [(reports[n]["error"], reports[n]["wrong"]) for n in (0, 1)] == [(None, []), (None, [])]
 
 
 def test_a_host_without_the_engine_is_named_on_all(tmp_path: Path):

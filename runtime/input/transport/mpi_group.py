@@ -15,10 +15,10 @@ from mpi4py import MPI
 
 from commplan.input.work_partition import HostTransfer
 from commplan.lowering.mpi.instructions import RECEIVE, SEND, Instructions
+from commplan.lowering.mpi.job.rendezvous import highest_tag
 from commplan.lowering.mpi.lists import PollIntervals, Runner, Settings
 from commplan.runtime.input.transport.transfer_plan import Form, transfer_list
 
-_LAST_TAG = 0  # the tag of last messages, which lists do not use
 # 64 pending messages keep a link busy while this thread waits for a core, which decoding occupies for whole
 # time slices. A synchronous send leaves nothing in a local queue that only later calls of MPI would empty.
 _SETTINGS = Settings(window=64, label=1, synchronous=True)
@@ -79,6 +79,9 @@ class Team:
             self.speakers.setdefault(hosts[process], process)
         ranks = {process: rank for rank, process in enumerate(self.processes)}
         self.ranks = {host: ranks[process] for host, process in self.speakers.items()}
+        # The tag of last messages. Lists use lower tags. The engine's leave messages have this one, but the
+        # channel of a runner sends none.
+        self._last_tag = highest_tag()
         self._runner: Runner | None = None
         self._transfers: dict[tuple[tuple[HostTransfer, ...], tuple[Form, ...]], Transfers] = {}
         self._rank = int(comm.Get_rank())
@@ -89,7 +92,7 @@ class Team:
         self._receives: dict[int, tuple[Any, Any]] = {}
         for host in self.others if self.speaks else ():
             buffer = np.zeros(_LAST_NBYTES, np.uint8)
-            self._receives[host] = comm.Irecv([buffer, MPI.BYTE], self.ranks[host], _LAST_TAG), buffer
+            self._receives[host] = comm.Irecv([buffer, MPI.BYTE], self.ranks[host], self._last_tag), buffer
 
     @property
     def others(self) -> list[int]:
@@ -186,7 +189,7 @@ class Team:
             self.has_reported = True
             data = np.frombuffer(last.encode()[:_LAST_NBYTES].ljust(1, b"\0"), np.uint8)
             for host in self.others:
-                self._sends.append(self.comm.Issend([data, MPI.BYTE], self.ranks[host], _LAST_TAG))
+                self._sends.append(self.comm.Issend([data, MPI.BYTE], self.ranks[host], self._last_tag))
 
     def leave(self, cause: str = "") -> None:
         """Leave the team, and report a failure to the others.
