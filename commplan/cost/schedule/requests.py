@@ -3,16 +3,19 @@
 All workers send at the same time. Each worker sends the units of a state to their owners, and receives
 answers from them. Links are full duplex and shared, so the time of a stage is that of its busiest link. Units
 are pipelined: while the servers receive one, they process the one before and send the answer to the one
-before that. Let a, b and c be the times of the pushes, the servers' work and the pulls of u units, and j the
-time of the busiest link with the traffic of both directions. Then
+before that. Let a, b and c be the times of the pushes, the servers' work and the pulls of u units, j the time
+of the busiest link with the traffic of both directions, and m the time that one worker needs for all of its
+messages. Then
 
-    seconds = 2 latency + call + (a + b + c) / u + (1 - 1/u) max(a, b, c, j, m)
+    seconds = 2 latency + call + L + max(0, a + b + c - L) / u    with    L = max(a, b, c, j, m)
 
-where m is the time that one worker needs for all of its messages. Without an answer there is one latency.
-With `staleness`, an answer does not depend on its request, and the last two terms are max(a, b, c, j, m).
+The last term is the time to fill and drain the pipeline, in which one unit passes the stages that are not the
+slowest. It is 0 if the messages of one worker take longer than a + b + c. Without an answer there is one
+latency. With `staleness`, an answer does not depend on its request, and the last term is 0.
 
 A server handles one message after another, which takes a call, and gamma per byte that is added. The bound is
-the time of the busiest link if the state is divided evenly and both directions are used at the same time.
+the latencies and the time of the busiest link if the state is divided evenly and both directions are used at
+the same time.
 """
 
 from __future__ import annotations
@@ -199,12 +202,12 @@ def request_cost(traffic: RequestTraffic, workers: Ints, servers: Ints, network:
     latency = _latency(network, workers, servers) * (2 if traffic.answered else 1)
     units = max(1, traffic.units)
     longest = max(a, b, c, j, m)
-    fill = 0.0 if traffic.stale else (a + b + c - longest) / units
+    fill_drain = 0.0 if traffic.stale else max(0.0, a + b + c - longest) / units
     bound = _bound(traffic, senders, workers, servers, network) + latency
     limit = f"links of level {network.levels[int((joint / network.bandwidths).argmax())].name}"
     if longest > j:
         limit = "the servers' processors" if longest == b else "messages of a worker"
-    seconds = latency + network.call + longest + max(0.0, fill)
+    seconds = latency + network.call + longest + fill_drain
     return Cost(seconds, min(bound, seconds), b, limit, joint)
 
 
