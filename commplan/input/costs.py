@@ -34,7 +34,7 @@ TIME_TOLERANCE = 0.02  # as a fraction of the step time: smaller differences are
 COST_TOLERANCE = 0.01  # as a fraction of CPU time or bytes: smaller differences are ties
 MAX_EXHAUSTIVE_MEMBERS = 32  # up to this number of members, every number of readers is tried
 
-Prefer = Literal["time", "cpu"]  # the quantity that `best` minimizes first
+Prefer = Literal["time", "cpu"]  # what decides among the shortest steps; see `best`
 Links = Callable[[tuple[int, ...], HostTransfer, float], float]
 """Returns the seconds of a transfer.
 
@@ -370,11 +370,15 @@ def reader_counts(setting: Setting) -> list[int]:
 def best(costs: Sequence[Predicted], prefer: Prefer = "time") -> Predicted:
     """The costs of the design to use, of one or more `costs` in the order of `candidates`.
 
-    1. Steps within `TIME_TOLERANCE` of the shortest are ties. If not sharing is among them, preprocessing is
-       not the bottleneck, and members do not share: sharing would make them wait for one another without
-       saving time. With `prefer="cpu"` this rule does not apply.
-    2. Among these, the least CPU time wins, then within `COST_TOLERANCE` of it the fewest bytes between
-       hosts, then the shortest step, then the simplest design, in the order of `costs`.
+    1. Only steps within `TIME_TOLERANCE` of the shortest remain, whatever `prefer` is.
+    2. If not sharing remains, preprocessing is not the bottleneck. With `prefer="time"` members then do not
+       share: sharing would make them wait for one another without saving time.
+    3. The least CPU time wins, then within `COST_TOLERANCE` of it the fewest bytes between hosts, then the
+       shortest step, then the simplest design, in the order of `costs`.
+
+    Args:
+        costs: The predicted costs.
+        prefer: With "cpu", rule 2 does not apply: sharing that saves CPU time without a longer step is used.
     """
     shortest = min(cost.wall for cost in costs)
     remaining = [cost for cost in costs if cost.wall <= shortest * (1 + TIME_TOLERANCE)]

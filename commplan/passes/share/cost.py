@@ -108,7 +108,7 @@ class SharingCostModel:
 
         Args:
             flow: The flow.
-            prefer: The criterion, as in `SharePass.prefer`. A requested design uses `cpu`.
+            prefer: See `SharePass.prefer`. Among the cuts of a requested design, `cpu` is used.
             requested: The design and its number of readers; None for the best design.
 
         Returns:

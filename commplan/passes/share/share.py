@@ -41,7 +41,8 @@ class SharePass(Pass, frozen=True):
         design: The design if the plan has none. `auto` decides by measured costs, including not sharing, or
             uses `all_shared` without measurements; `none` does not share.
         widening: `push` moves a host function that only widens the dtype after the share; `keep` does not.
-        prefer: The criterion of the cost model: the `time` of a step, or the `cpu` time of a record.
+        prefer: With `time`, members share only if that shortens a step. With `cpu`, they also share if that
+            saves CPU time and a step gets no longer.
         readers: The number of readers of `single_broadcast` and `multi_broadcast`, if the pass option has one
             of these designs. At most the number of members.
     """
