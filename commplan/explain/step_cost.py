@@ -28,7 +28,7 @@ class LineCost(msgspec.Struct, frozen=True):
         line: The line in the plan.
         stage: Its stage as text.
         exposed: Its exposed time in seconds.
-        advice: Changes that may reduce this time, one sentence each; may be empty.
+        advice: Facts to consider before a change, one sentence each; may be empty. See `_advice`.
     """
 
     line: int
@@ -121,15 +121,19 @@ def _first(phase: graph.Phase, schedule: ir.Schedule, time: PhaseTime) -> LineCo
 
 
 def _advice(stage: graph.Stage, schedule: ir.Schedule, time: PhaseTime) -> Iterator[str]:
-    """Changes that are known to reduce the time of `stage`."""
+    """Facts to consider before `stage` is changed.
+
+    These are the best alternative that was tried, which may take longer; how close the whole phase is to its
+    lower bound; other values in the buckets of the stage; and a narrower wire type.
+    """
     best = _best([choice for choice in schedule.choices if choice.span == stage.span])
     if best is not None:
         alternative, longer = best
         yield f"the best alternative that was tried: {alternative.what}, {compared(longer)}"
     if time.distance <= NEAR_BOUND:
         yield (
-            f"alone it takes {time.distance:.2f} times its lower bound: fewer bytes or faster links help,"
-            " other algorithms help little"
+            f"the phase alone takes {time.distance:.2f} times its lower bound: fewer bytes or faster links"
+            " help, other algorithms help little"
         )
     ops = [op for op in schedule.phase(time.name).ops if op.span == stage.span]
     packed = {graph.name_of(part.value) for op in ops if isinstance(op, ir.Pack) for part in op.parts}
