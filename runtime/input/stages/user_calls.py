@@ -56,7 +56,9 @@ def call_in(frame: FrameType | None) -> Call | None:
     lines: list[str] = []
     while frame is not None:
         code = frame.f_code
-        if code in _callers:  # Python 3.11 may crash on `f_locals` of a frame that just began
+        if code in _callers:
+            # In Python 3.11 `f_locals` sets the closure variables of a frame that has just begun, which its
+            # thread does too. Marked methods have none, and `self` and `record` are parameters.
             names = frame.f_locals
             record = names["record"] if _callers[code] else -1
             return Call(names["self"].op, record, 0, ", from ".join(lines[:_FRAMES]))

@@ -16,7 +16,7 @@ from input_plans import FUNCTIONS, SIDE, ensemble, images
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input import PhaseBatches
-from commplan.runtime.input.stages import worker_pool
+from commplan.runtime.input.stages import records, user_calls, worker_pool
 
 BOUND_S = 1.0
 
@@ -46,6 +46,12 @@ def refused(batches: PhaseBatches) -> tuple[str, list[str]]:
     (diagnostic,) = raised.value.diagnostics
     assert diagnostic.code == "CP0926" and diagnostic.span is not None
     return diagnostic.message, [note.text for note in diagnostic.notes]
+
+
+def test_frames_whose_locals_are_read_have_no_closure() -> None:
+    codes = [code for code in user_calls._callers if code.co_filename == records.__file__]
+    assert len(codes) == 2
+    assert [code.co_freevars + code.co_cellvars for code in codes] == [(), ()]
 
 
 def test_a_function_that_does_not_return_is_named_with_record_and_stack() -> None:
