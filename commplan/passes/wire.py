@@ -30,11 +30,11 @@ class WirePass(Pass, frozen=True):
     def phases(self, schedule: Schedule, context: PassContext, choices: list[Choice]) -> Iterable[Phase]:
         for phase in schedule.phases:
             phase_choices: list[Choice] = []
-            yield rewrite_flat(schedule, phase, context.order, _requests_types, _rewrite, phase_choices)
+            yield rewrite_flat(schedule, phase, context.order, _is_rewritten, _rewrite, phase_choices)
             choices += _merge_choices(phase_choices)
 
 
-def _requests_types(op: Collective) -> bool:
+def _is_rewritten(op: Collective) -> bool:
     """Whether the pass rewrites `op`."""
     return has_wire_options(op) or op.divisor > 1 or op.hints.integers is not None
 
@@ -42,8 +42,8 @@ def _requests_types(op: Collective) -> bool:
 def _rewrite(editor: Editor, op: Collective, padding_allowed: bool, choices: list[Choice]) -> None:
     """Emit the replacement of `op`.
 
-    A mean is divided in the accumulation dtype, which can represent the sum, before the sum is sent on. In
-    f16 it cannot, so the terms are divided before they are sent.
+    A mean is divided in the accumulation dtype, which can represent the sum. Shards of a sum are divided
+    before they are gathered. In f16 the sum may overflow, so the terms are divided before they are sent.
 
     Args:
         editor: Receives the ops.

@@ -19,7 +19,7 @@ class UnsetStates:
     """The initial zeros of states that `at start` sets, identified as objects.
 
     A state from a checkpoint is another array, so it is never mistaken for one of them. While JAX traces a
-    step, the arrays of the call represent its arguments (`entered`).
+    step, its arguments are tracers. Whether they are unset is known from the arrays of the call (`entered`).
     """
 
     def __init__(self, schedule: ir.Schedule) -> None:
@@ -51,10 +51,10 @@ class UnsetStates:
 
     @contextmanager
     def entered(self, state: Mapping[str, Any], unset: set[str], used: dict[str, str]) -> Generator[None]:
-        """Track the states of a step while it is traced.
+        """Track the states of a step while its function runs: traced, or under MPI also on arrays.
 
         Args:
-            state: The state that the step's function gets, usually tracers.
+            state: The state that the step's function gets: tracers, or arrays if it is not traced.
             unset: The names that `among` returned for the caller's state.
             used: Receives the first phase that uses each state before the step sets it, by state. Includes
                 states that are set in this call but may be unset in another call of the compiled step.

@@ -65,8 +65,10 @@ class Flow:
         per: the ensembles whose members have separate orders; () if all members have the same order.
         before: the stages that are run once for all processes, and whose results are written into slots.
         after: the stages that every process runs itself, on rows from a slot. Loads of bytes may be in both.
-        moved: the values that are written into slots; () if no value has a fixed size.
-        shared: the first stage that shares a value between processes; None if no value is shared or moved.
+        moved: the values that are written into slots; () if a group of processes shares none of this flow's
+            values, or if no value of fixed size is read later.
+        shared: the first stage that shares a value between processes; None if no value is shared, or if none
+            is moved.
     """
 
     ops: tuple[HostOp, ...]
@@ -94,8 +96,9 @@ class HostProgram:
         flows: connected sets of stages.
         roots: the host-made values of a batch, counts included.
         elements: the record type of each value, without counts.
-        copies: the axes along which each value is computed separately: its `per` axes, and those of each
-            `duplicate` that is upstream or downstream of it.
+        copies: the axes along which each value is computed separately: its `per` axes, those of each
+            `duplicate` downstream of it, up to the next share of another design, and those of its operands,
+            except the axes over which such a share has them in common.
         local: the indices that this process holds along each axis.
     """
 
@@ -285,7 +288,7 @@ def _flow(
                     span=op.span,
                     file=file,
                 )
-    if not moved:  # only counts
+    if not moved:  # nothing goes through slots
         before, reread, after = (), [], list(ops)
     shared = shares[0] if moved and shares else None
     return Flow(tuple(ops), reads, split, per, tuple(before), (*reread, *after), tuple(moved), shared)

@@ -78,7 +78,8 @@ def excerpts(texts: Mapping[int, str]) -> dict[int, str]:
         texts: A text by process number.
 
     Returns:
-        The same texts, or for texts that differ late, `HEAD ... TEXT`.
+        The texts, cut to 200 characters and `...` if they are longer. If one is longer and they differ late,
+        each is `HEAD ... TEXT`, also with at most 200 characters of it.
     """
     columns = zip(*texts.values(), strict=False)
     start = sum(1 for _ in itertools.takewhile(lambda column: len({*column}) == 1, columns))

@@ -22,7 +22,7 @@ from commplan.recorder.stacks import own_frames, shown
 from commplan.sidecar import attend, introduce_hosts, unwatch
 
 _late: list[None] = []  # one for each `expected_late` block that the program is in
-_recordings: list[Recording] = []  # the records of all watched channels of this process
+_recordings: list[Recording] = []  # the records to which `expected_late` writes; see `put_state`
 
 
 class Watched(NamedTuple):
@@ -67,7 +67,7 @@ def start(
 
 
 def _watch(recording: Recording | None, watched: Watched, comm: Any) -> None:
-    """Have the sidecars watch the ranks of `comm`; collective. None if this rank has no record."""
+    """Have the sidecars watch the ranks of `comm`; collective. `recording` is None if it was not created."""
     address = None
     if recording is not None:
         put_state(recording, watched.limits)
@@ -139,7 +139,12 @@ class RequestWatch(NamedTuple):
 
 
 def forget(recording: Recording) -> None:
-    """Delete a record after its run has ended successfully on all ranks."""
+    """Delete a record after its run has ended successfully on all ranks.
+
+    Args:
+        recording: A record of `start` or `RequestWatch.begin`. The engine must have released its channel:
+            it writes to the record until then.
+    """
     unwatch(recording.path)
     _recordings.remove(recording)
     recording.remove()
