@@ -2,7 +2,8 @@
 
 A digest covers the bytecode of a function, its defaults, its closure, the globals that it reads, and
 recursively all functions and classes among these. Installed packages are identified by name and file, not by
-content. A function or a source can instead define its identity in an attribute `key`.
+content, whether or not they are loaded. A module of the program that a function imports must be loaded. A
+function or a source can instead define its identity in an attribute `key`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import dis
 import functools
 import hashlib
 import importlib.util
+import itertools
 import os
 import sys
 import types
@@ -85,7 +87,7 @@ class _Digest:
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
-        self._index_of: dict[int, int] = {}
+        self._index_of: dict[tuple[object, ...], int] = {}  # by id, and for modules also by the attributes
         self._alive: list[object] = []  # keeps ids unique
 
     def of(self, values: tuple[object, ...]) -> str:
@@ -123,12 +125,14 @@ class _Digest:
         if isinstance(value, bytes | bytearray):
             self._bytes(value)
             return
-        if id(value) in self._index_of:
-            self._words("again", self._index_of[id(value)])
+        is_module = isinstance(value, types.ModuleType)
+        identity = (id(value), *sorted(names)) if is_module else (id(value),)
+        if identity in self._index_of:
+            self._words("again", self._index_of[identity])
             return
-        self._index_of[id(value)] = len(self._alive)
+        self._index_of[identity] = len(self._alive)
         self._alive.append(value)
-        if isinstance(value, types.ModuleType):
+        if is_module:
             self._add_module(value, where, names)
         elif isinstance(value, type):
             self._add_class(cast("type[object]", value), where)
@@ -163,7 +167,7 @@ class _Digest:
             )
             if owner is not None and not isinstance(owner, types.ModuleType):
                 self._add(owner, f"the object of {where}")
-        elif wrapped is not None and callable(wrapped):
+        elif callable(wrapped) and _is_installed(type(value).__module__):  # such as that of `lru_cache`
             self._words("wrapper", type(value).__qualname__)
             self._add(wrapped, where)
         else:
@@ -191,17 +195,46 @@ class _Digest:
             if name in function.__globals__:
                 self._words("global", name)
                 self._add(function.__globals__[name], f"`{name}` of {where}", uses.attributes)
-        for name in sorted(uses.imports):
-            self._words("import", name)
-            if name in sys.modules:
-                self._add(sys.modules[name], f"`{name}` of {where}", uses.attributes)
-            else:
-                self._words(_stamp(name))
+        for level, name, members in sorted(uses.imports):
+            self._words("import", level, name)
+            try:
+                module = importlib.util.resolve_name("." * level + name, _package_of(function))
+            except ImportError:  # a relative import outside a package
+                continue
+            self._add_import(module, members, where, uses.attributes)
+
+    def _add_import(
+        self, name: str, members: tuple[str, ...], where: str, attributes: Collection[str]
+    ) -> None:
+        """Hash a module that a function imports. For an installed one, hash its name and file only.
+
+        Args:
+            name: the absolute name of the module.
+            members: the names of `from module import name`; empty for `import module`.
+            where: the location of the import, for messages.
+            attributes: the attributes that the function reads.
+
+        Raises:
+            UnknownError: if a module of the program is not loaded.
+        """
+        if _is_installed(name):
+            self._words("installed", name, _stamp(name))
+            return
+        module = _loaded(name, where)
+        for member in members:
+            if module is not None and member not in vars(module):
+                _ = _loaded(f"{name}.{member}", where)  # it may be a module of the package
+        if module is not None and not members:  # `import a.b` defines `a`
+            module = sys.modules[name.partition(".")[0]]
+        self._add(module, f"`{name}` of {where}", attributes)
 
     def _add_code(self, code: types.CodeType, where: str) -> None:
         """Hash the instructions, names and constants of a code object, without its line numbers."""
-        self._words("code", code.co_argcount, code.co_kwonlyargcount, code.co_flags, *code.co_names)
+        self._words("code", code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        for names in (code.co_names, code.co_varnames):
+            self._words(len(names), *names)
         self._bytes(code.co_code)
+        self._bytes(code.co_exceptiontable)
         self._words(len(code.co_consts))
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
@@ -215,7 +248,6 @@ class _Digest:
         if _is_installed(module.__name__):
             self._words(_stamp(module.__name__))
             return
-        self._index_of.pop(id(module))  # other code may read other attributes of the module
         for name in sorted(names):
             if name in vars(module):
                 self._words(name)
@@ -249,14 +281,18 @@ class _Digest:
                 self._add(item, f"`{key}` of {where}")
         elif kind in (set, frozenset):
             self._words(kind.__name__, *sorted(digest(item) for item in value))
-        elif isinstance(value, np.memmap):
-            mapped = cast("Any", value)
-            self._words("memmap", mapped.filename, mapped.offset, mapped.dtype.str, mapped.shape)
-            self._words(_file_stamp(str(mapped.filename)))
-        elif isinstance(value, np.ndarray | np.generic) and not cast("Any", value).dtype.hasobject:
-            array: Any = np.ascontiguousarray(cast("Any", value))
-            self._words("array", kind.__name__, array.dtype.str, cast("Any", value).shape)
+        elif kind is np.memmap and value.filename is not None:  # a copy in memory has no name
+            self._words("memmap", value.filename, value.offset, _file_stamp(str(value.filename)))
+            start = np.frombuffer(value._mmap, np.uint8).__array_interface__["data"][0]
+            # A slice has the name and offset of the whole file.
+            self._words(value.__array_interface__["data"][0] - start, value.dtype, value.shape, value.strides)
+        elif _is_plain_array(value):
+            array: Any = np.ascontiguousarray(value)
+            self._words("array", kind.__name__, repr(array.dtype), value.shape)
             self._bytes(array.reshape(-1).view(np.uint8))
+            if isinstance(value, np.ndarray) and kind is not np.ndarray:
+                self._add(kind, f"the class of {where}")
+                self._add({name: item for name, item in vars(value).items() if name != "_mmap"}, where)
         else:
             return False
         return True
@@ -286,22 +322,71 @@ class _Uses:
     Attributes:
         names: the names of globals.
         attributes: the names of attributes of any object, including those in `from module import name`.
-        imports: the names of modules that are imported.
+        imports: the level, module and names of each import, as in `from ..module import name`.
     """
 
     def __init__(self, code: types.CodeType) -> None:
-        self.names, self.attributes, self.imports = set[str](), set[str](), set[str]()
+        self.names, self.attributes = set[str](), set[str]()
+        self.imports = set[tuple[int, str, tuple[str, ...]]]()
         pending = [code]
         while pending:
             inner = pending.pop()
             pending += [constant for constant in inner.co_consts if isinstance(constant, types.CodeType)]
+            loads: list[Any] = []  # the arguments of the instructions so far
             for instruction in dis.get_instructions(inner):
                 if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                     self.names.add(instruction.argval)
                 elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
                     self.attributes.add(instruction.argval)
                 elif instruction.opname == "IMPORT_NAME":
-                    self.imports.add(instruction.argval)
+                    level, members = loads[-2:]
+                    self.imports.add((level, instruction.argval, members or ()))
+                if instruction.opname != "EXTENDED_ARG":
+                    loads.append(instruction.argval)
+
+
+def _is_plain_array(value: object) -> bool:
+    """Whether `value` is an array or a scalar of numpy whose whole state is its bytes and its `__dict__`.
+
+    An array with a mask has more, and defines how it is pickled. Elements that are objects have no bytes.
+    """
+    if isinstance(value, np.generic):
+        return not cast("Any", value).dtype.hasobject
+    kind = cast("Any", type(value))
+    return (
+        isinstance(value, np.ndarray)
+        and not cast("Any", value).dtype.hasobject
+        and kind.__reduce__ is np.ndarray.__reduce__
+        and kind.__reduce_ex__ is np.ndarray.__reduce_ex__
+    )
+
+
+def _package_of(function: types.FunctionType) -> str:
+    """The package from which the relative imports of a function start; "" if there is none."""
+    package = function.__globals__.get("__package__")
+    return str(function.__globals__.get("__name__", "")).rpartition(".")[0] if package is None else package
+
+
+def _loaded(name: str, where: str) -> types.ModuleType | None:
+    """Return a module of the program, which an import of `name` loads.
+
+    Args:
+        name: the absolute name of the module.
+        where: the location of the import, for messages.
+
+    Returns:
+        The module; None if there is no such module.
+
+    Raises:
+        UnknownError: if it is not loaded. Its functions and data are not known before.
+    """
+    for module in itertools.accumulate(name.split("."), "{}.{}".format):
+        if module not in sys.modules:
+            with contextlib.suppress(ImportError, ValueError, AttributeError):
+                if importlib.util.find_spec(module) is not None:
+                    raise UnknownError(f"{where} imports `{module}`, which the program has not imported yet")
+            return None
+    return sys.modules[name]
 
 
 @functools.cache
@@ -322,11 +407,13 @@ def _stamp(module: str) -> str:
 
 
 def _origin(top: str) -> str:
-    """The file of a top-level module; "" if there is none."""
+    """The file of a top-level module, or the folder of a package without one; "" if there is none."""
     with contextlib.suppress(ImportError, ValueError, AttributeError):
         module = sys.modules.get(top)
         spec = importlib.util.find_spec(top) if module is None else module.__spec__
-        return (spec.origin if spec is not None else getattr(module, "__file__", None)) or ""
+        if spec is None:
+            return getattr(module, "__file__", None) or ""
+        return spec.origin or next(iter(spec.submodule_search_locations or ()), "")
     return ""
 
 

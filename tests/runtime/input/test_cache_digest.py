@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 import subprocess
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,34 @@ def remembered(x: int) -> int:
     return x + 1
 
 
+class Scaled:
+    """A decorator with a state."""
+
+    def __init__(self, function: Function, factor: int) -> None:
+        functools.update_wrapper(self, function)
+        self.factor = factor
+
+    def __call__(self, x: Any) -> Any:
+        return self.factor * adder(1)(x)
+
+
+class Shifted(Scaled):
+    def __call__(self, x: Any) -> Any:
+        return self.factor + adder(1)(x)
+
+
+def minus(names: str) -> Function:
+    """Subtracts its second parameter from the first."""
+    first, second = re.findall(r"\w", names)
+    return made(f"def decode({names}): return {first} - {second}")
+
+
+def guarded(length: int) -> Function:
+    """A function that handles errors of its first `length` instructions, which its bytecode does not show."""
+    code = remembered.__wrapped__.__code__
+    return types.FunctionType(code.replace(co_exceptiontable=bytes((0x80, length, 0, 0))), {})
+
+
 ONE, TWO = np.ones(3), np.full(3, 2.0)
 DIFFERENT: list[Any] = [
     adder(1), adder(2), Model(ONE), Model(TWO), Model(ONE).apply, Model(TWO).apply, remembered,
@@ -106,6 +135,9 @@ DIFFERENT: list[Any] = [
     functools.partial(adder(1), 1), np.add, np.sin, len, str.upper, bytes.upper, "abc".join, "abd".join,
     functools.partial(re.sub, re.compile("a"), ""), functools.partial(re.sub, re.compile("b"), ""),
     Model, int, functools.partial(int, base=2), lambda: {1, 2}, lambda: {1, 3}, lambda: b"1", lambda: "1",
+    Scaled(remembered, 2), Scaled(remembered, 3), Scaled(adder(1), 2), Shifted(remembered, 2),
+    minus("*, a, b"), minus("*, b, a"), minus("a, b"), minus("b, a"), minus("a, /, b"), minus("a, b, /"),
+    guarded(2), guarded(3),
 ]  # fmt: skip
 
 
@@ -115,10 +147,23 @@ def test_different_functions_differ() -> None:
     assert digests == [function_digest(function) for function in DIFFERENT]
 
 
+class Image(np.ndarray[Any, Any]):
+    unit = 1
+
+
+def image(unit: int) -> Any:
+    """An array with an attribute that changes what its readers compute."""
+    array = np.arange(2).view(Image)
+    array.unit = unit
+    return array
+
+
 def test_data_of_sources() -> None:
     different = [[1, 2], (1, 2), [1, 3], [[1], 2], [[1, 2]], np.arange(2), np.arange(2.0), np.arange(2)[None],
                  [b"12"], ["12"], {1: 2}, {1: 3}, {1, 2}, frozenset((1, 2)), np.array([1, "a"], object),
-                 [True, 2], [1.0, 2], Path("a"), Path("b")]  # fmt: skip
+                 [True, 2], [1.0, 2], Path("a"), Path("b"), np.ma.array([0, 1], mask=[False, True]),
+                 np.ma.array([0, 1], mask=[True, False]), np.ma.array([0, 1]), image(1), image(2),
+                 np.zeros(1, "i4, f4"), np.zeros(1, "f4, i4"), np.zeros((), "i4, f4")[()]]  # fmt: skip
     digests = [digest(value) for value in different]
     assert len(set(digests)) == len(digests)
     cyclic: list[Any] = [1]
@@ -133,6 +178,85 @@ def test_files_count_by_size_and_time(tmp_path: Path) -> None:
     assert first == digest(np.load(tmp_path / "a.npy", mmap_mode="r"))
     np.save(tmp_path / "a.npy", np.arange(19)[::2])
     assert first != digest(np.load(tmp_path / "a.npy", mmap_mode="r"))
+
+
+def test_a_part_of_a_file_is_not_the_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(100).reshape(10, 10))
+    digests: list[list[str]] = []
+    for _ in range(2):
+        mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+        different = [mapped, mapped.T, mapped[:5], mapped[5:], mapped[::2], mapped.view("f8"),
+                     mapped.copy(), mapped + 1, mapped + 2]  # fmt: skip
+        digests.append([digest(array) for array in different])
+    assert digests[0] == digests[1] and len(set(digests[0])) == len(digests[0])
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package of the program, with a module `tools`."""
+    folder = tmp_path / "lazy_program"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("def scale(x): return x + 1")
+    (folder / "tools.py").write_text("def crop(x): return x + 1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == folder.name]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("code", "file"),
+    [
+        ("from .tools import crop; return crop(x)", "tools.py"),
+        ("from . import tools; return tools.crop(x)", "tools.py"),
+        ("import lazy_program.tools as tools; return tools.crop(x)", "tools.py"),
+        ("import lazy_program.tools; return lazy_program.scale(x)", "__init__.py"),
+        ("from lazy_program import scale; return scale(x)", "__init__.py"),
+    ],
+)
+def test_modules_that_a_function_imports(package: Path, code: str, file: str) -> None:
+    def loaded() -> str:
+        for name in ("lazy_program.tools", "lazy_program"):
+            sys.modules.pop(name, None)
+        importlib.import_module("lazy_program.tools")
+        return function_digest(decode)
+
+    decode = made(f"__package__ = 'lazy_program'\ndef decode(x): {code}")
+    with pytest.raises(UnknownError, match=r"it imports `lazy_program(\.tools)?`, which the program has not"):
+        function_digest(decode)
+    first = loaded()
+    assert first == loaded()
+    (package / file).write_text((package / file).read_text().replace("x + 1", "x +  2"))  # another size
+    assert first != loaded()
+
+
+def test_a_module_of_a_package_must_be_loaded(package: Path) -> None:
+    importlib.import_module(package.name)
+    decode = made("__package__ = 'lazy_program'\ndef decode(x): from . import tools; return tools.crop(x)")
+    with pytest.raises(UnknownError, match=r"it imports `lazy_program\.tools`"):
+        function_digest(decode)
+
+
+def test_modules_that_have_each_other() -> None:
+    first, second = types.ModuleType("first_of_two"), types.ModuleType("second_of_two")
+    vars(first).update(other=second, size=1)
+    vars(second).update(other=first)
+    decode = made("first = None\ndef decode(x): return first.other.other.size")
+    decode.__globals__["first"] = first
+    before = function_digest(decode)
+    vars(first).update(size=2)
+    assert before != function_digest(decode)
+
+
+@pytest.mark.parametrize("imported", ["import colorsys", "from colorsys import hls_to_rgb", "import no_such"])
+def test_imports_of_installed_modules_need_not_be_loaded(
+    imported: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = made(f"def decode(x): {imported}; return x")
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    first = function_digest(decode)
+    importlib.import_module("colorsys")
+    assert first == function_digest(decode)
 
 
 def test_a_key_is_all_that_counts() -> None:
