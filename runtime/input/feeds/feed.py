@@ -13,7 +13,7 @@ from commplan.ir.plan import Ref
 from commplan.ir.schedule import Read
 from commplan.runtime.input.feeds import compiled
 from commplan.runtime.input.feeds.batch import Batch
-from commplan.runtime.input.feeds.joining import Sizes, attached, facts_of, place_of
+from commplan.runtime.input.feeds.joining import Sizes, attached, check_member, facts_of, place_of
 from commplan.runtime.input.feeds.outputs import OneUnit, is_one_unit, member_outputs
 from commplan.runtime.input.feeds.recorded import start_record
 from commplan.runtime.input.multirate.member import RingMember
@@ -79,9 +79,7 @@ class Feed(RingMember):
         schedule, phase = plan.schedule, plan.schedule.phase(plan.phase)
         reads = [op for op in phase.ops if isinstance(op, Read)]
         bound = files.bind_sources(schedule, sources, list(dict.fromkeys(op.source for op in reads)))
-        most = schedule.axis(plan.clock).size
-        if member is not None and not (hasattr(member, "__index__") and member in range(most)):
-            fail("CP0929", f"`{plan.clock}` has no member {member!r}", f"its members are 0 to {most - 1}")
+        most = check_member(plan, member)
         self.name, self._plan, self._timeout = name, plan, timeout
 
         # The program of the units, and the sizes of the ring if this process creates it.

@@ -158,13 +158,33 @@ def _create_memory(
     )  # fmt: skip
 
 
+def check_member(plan: ClockPlan, member: object) -> int:
+    """Check the number of a member; None stands for the first free one.
+
+    Returns:
+        The most members that the feed can have.
+
+    Raises:
+        CommplanError: CP0929 if the plan or its feed has no such member.
+    """
+    size = plan.schedule.axis(plan.clock).size
+    most = min(size, MEMBERS)
+    if member is None or (hasattr(member, "__index__") and member in range(most)):
+        return most
+    expected = f"its members are 0 to {most - 1}"
+    if hasattr(member, "__index__") and member in range(size):
+        problem = f"a feed has at most {MEMBERS} members, so it has no member {member!r}"
+        return fail("CP0929", problem, f"{expected}; `{plan.clock}` has {size}")
+    return fail("CP0929", f"`{plan.clock}` has no member {member!r}", expected)
+
+
 def place_of(attachment: Attachment, member: int | None, most: int) -> int:
     """Choose the place of a member. The caller holds the ring's lock.
 
     Args:
         attachment: the attachment to the feed.
-        member: the number of the member; None for the first free place.
-        most: the number of members in the plan.
+        member: the number of the member, below `most`; None for the first free place.
+        most: the result of `check_member`.
 
     Returns:
         The place: the number of the member and of its cursor.
@@ -182,10 +202,10 @@ def place_of(attachment: Attachment, member: int | None, most: int) -> int:
                 "give each its own number, or none: then the first free one is taken",
             )
         return member
-    places = range(min(most, MEMBERS))
-    free = next((place for place in places if not ring.cursors[place].get("state")), None)
+    free = next((place for place in range(most) if not ring.cursors[place].get("state")), None)
     if free is None:
-        fail("CP0929", f"{ring.memory.title} has {most} members already, and the plan has no more")
+        limit = "the plan has no more" if most < MEMBERS else "a feed can have no more"
+        fail("CP0929", f"{ring.memory.title} has {most} members already, and {limit}")
     return free
 
 

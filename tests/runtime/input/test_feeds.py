@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -199,6 +200,25 @@ def test_a_place_is_taken_once(feed_name: str) -> None:
         with pytest.raises(CommplanError) as error:
             joined(wrong_name, member=member)
         assert code(error) in ("CP0929", "CP0928")
+
+
+def test_a_feed_has_at_most_64_members(feed_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = text().replace("member = ?", "member = 100")
+    with joined(feed_name, plan, member=63):
+        with pytest.raises(CommplanError, match="at most 64 members, so it has no member 70") as error:
+            joined(feed_name, plan, member=70)
+        assert code(error) == "CP0929"
+        with pytest.raises(CommplanError, match="`member` has no member 100"):
+            joined(feed_name, plan, member=100)
+    monkeypatch.setattr("commplan.runtime.input.feeds.joining.MEMBERS", 3)
+    for size, limit in ((100, "3 members already, and a feed can"), (2, "2 members already, and the plan")):
+        plan = text().replace("member = ?", f"member = {size}")
+        with contextlib.ExitStack() as stack:
+            for _ in range(min(size, 3)):
+                stack.enter_context(joined(feed_name, plan))
+            with pytest.raises(CommplanError, match=limit) as error:
+                joined(feed_name, plan)
+            assert code(error) == "CP0929"
 
 
 def test_plans_that_share_nothing_or_need_a_device_are_refused(feed_name: str) -> None:
