@@ -130,8 +130,8 @@ class ShardedStages:
         """Return `stage` with the algorithm of its collectives in the whole schedule.
 
         That algorithm may depend on the topology, which the layer's schedule does not have. The stage is
-        returned unchanged in three cases: its plan line has `via`, no axis has levels, or its collectives
-        have several algorithms.
+        returned unchanged in four cases: its plan line has `via`, no axis has levels, its collectives have
+        several algorithms, or the schedule has no such collective.
         """
         ops = (op for phase in self.schedule.phases for op in phase.ops if isinstance(op, Collective))
         kinds = {op.algorithm for op in ops if op.kind == stage.COLLECTIVE and stage.result in op.stages}

@@ -23,7 +23,8 @@ class RunInput:
     Attributes:
         sources: The sources by name, as the user bound them.
         ledger: The costs of all batches that this process opened.
-        clocks: The streams of members with different rates, opened by the first member that needs them.
+        clocks: The streams of members that have different rates or share a value, opened by the first member
+            that needs them.
         restarts: Counts iterators over the same batches, to warn about repetitions; `run.init` clears it.
     """
 

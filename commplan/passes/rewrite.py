@@ -225,6 +225,8 @@ def padded(editor: Editor, ref: Ref, size: int) -> Ref:
 
     x = pack(..)  -->  x = pack(..) with padding, if `x` is a packed buffer without rows
     x             -->  y = pack(x) with padding, otherwise
+
+    In the first case the size of `ref` changes, so no op that is emitted already may depend on its old size.
     """
     leaf = editor.leaf(ref)
     if leaf.size == size:

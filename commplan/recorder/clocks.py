@@ -69,8 +69,9 @@ def aligned(hosts: Sequence[str], constraints: Sequence[Bounds]) -> tuple[list[C
         constraints: Results of `bounds` for these machines, in order of time.
 
     Returns:
-        The clock of each machine, and the number of the latest constraints that they satisfy. If it is 0, all
-        offsets are 0, and unbounded except that of the first machine.
+        The clock of each machine, and the number of the latest constraints that they satisfy. A machine that
+        no constraint links to the first one has an unbounded offset of 0. If the number is 0, this holds for
+        all machines except the first.
     """
     count, used = len(hosts), len(constraints)
     while used:

@@ -20,7 +20,9 @@ DECAY = 0.9  # of the momentum, per step
 jax.config.update("jax_platforms", "cpu")  # ranks of MPI exchange arrays of the CPU
 comm = MPI.COMM_WORLD
 if comm.size < 3:
-    raise SystemExit("the last two ranks serve and the others work: mpirun -n 4 python -m mpi4py server.py")
+    raise SystemExit(
+        "the last two ranks serve and the others work: mpirun --oversubscribe -n 4 python -m mpi4py server.py"
+    )
 
 
 def init(key):

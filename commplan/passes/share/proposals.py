@@ -106,7 +106,7 @@ def cache_proposal(
 
     Returns:
         A description that begins with "; ", to be appended to a reason. "" if no cache makes a step clearly
-        shorter.
+        shorter, or with `cpu` saves enough CPU time.
     """
     design = (selected.design, selected.readers, links, selected.limit)
     predictions = [(predict(setting, cut(candidate.works), *design), candidate) for candidate in candidates]

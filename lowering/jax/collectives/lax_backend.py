@@ -39,7 +39,7 @@ class LaxBackend:
         platform: The platform, such as cpu or gpu.
         sizes: The sizes of the axes of the plan.
         file: The plan's file, for errors.
-        spread: The levels of the topology that each axis spans; see `programs.spreads`.
+        spread: The levels of the topology that each axis spans; see `lowering.programs.spreads`.
         is_whole_mesh: Whether the mesh has no other axes, over which arrays may be sharded.
     """
 

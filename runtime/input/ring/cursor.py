@@ -17,7 +17,7 @@ from commplan.runtime.input.shm.futex import LOOK_S, fence
 from commplan.runtime.input.shm.slots import CompletionCounter, Slots
 from commplan.wait import Wait, until
 
-SILENT_S = 5.0  # seconds of a wait after which parts are dealt to other makers; see `Ring.excuse`
+SILENT_S = 5.0  # seconds of a wait after which other makers are dealt no parts; see `Ring.excuse`
 # Indices, because `Record.set` is too slow for every wait.
 _WANTED = CURSOR["wanted"]
 _WAITS_SINCE = CURSOR["waits_since"]
