@@ -7,7 +7,7 @@ a layer come from `layer_schedules`, and its derivative from `lowering.jax.layer
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ class ShardedWeights:
             counts = f"{len(shards)} layers, {len(bodies)} functions"
             if shapes is not None:
                 counts += f", {len(shapes)} shapes"
-            self._fail(counts, "one each is needed")
+            self._fail("run.layers", counts, "one each is needed")
         flat_x, structure = jax.tree_util.tree_flatten(jax.tree_util.tree_map(jnp.asarray, x))
         types = _types(flat_x)
 
@@ -80,7 +80,7 @@ class ShardedWeights:
         return jax.tree_util.tree_unflatten(structure, result)
 
     def scan_layers(self, stages: ShardedStages, body: Body, shards: Any, x: Any, shapes: Any) -> Any:
-        """See `run.scan_layers`. Raises CP0827 unless results of `body` have the shapes and types of `x`."""
+        """See `run.scan_layers`. Raises CP0827 if the results of `body` and `x` differ in shapes or types."""
         flat, exchange = self._exchange(stages, shards, shapes, stacked=True)
         weights = flat.like(_gathered_types(exchange, [leaf[0] for leaf in flat.leaves])).build()
         flat_x, structure = jax.tree_util.tree_flatten(jax.tree_util.tree_map(_with_strong_type, x))
@@ -100,7 +100,7 @@ class ShardedWeights:
                 results = jax.tree_util.tree_unflatten(vjp.structure, [str(kind) for kind in vjp.types])
                 operands = jax.tree_util.tree_unflatten(structure, [str(kind) for kind in types])
                 problem = f"the body makes {results} of {operands}"
-                self._fail(problem, "layers under a scan keep shapes and types")
+                self._fail("run.scan_layers", problem, "layers under a scan keep shapes and types")
             flat_x = varying
         return jax.tree_util.tree_unflatten(
             structure, run_scanned(Layer(vjp, exchange), flat.leaves, flat_x, stages.prefetch)
@@ -132,15 +132,18 @@ class ShardedWeights:
         Returns:
             The shards as arrays that JAX types as varying over the split axes, except scalars; and the
             collectives, which are compiled once for equal leaves.
+
+        Raises:
+            CommplanError: CP0827 if stacked leaves differ in the number of layers, and as `_whole_leaves`.
         """
         backend = self.context.backend
         split, partial = stages.weights.placement.split, stages.gradients.placement.partial
         paths, flat = flatten(tree)
         flat = flat.like([jnp.asarray(leaf) for leaf in flat.leaves])
+        depth = self._depth(paths, flat.leaves) if stacked else 0
         shard_leaves = [
             leaf_of(path, leaf[0] if stacked else leaf) for path, leaf in zip(paths, flat.leaves, strict=True)
         ]
-        depth = flat.leaves[0].shape[0] if stacked and shard_leaves else 0
         leaves = self._whole_leaves(stages, shard_leaves, shapes, depth)
         key = (stages.gathers, stages.scatters, leaves)
         if key not in self._exchanges:
@@ -156,6 +159,16 @@ class ShardedWeights:
             for x, leaf in zip(flat.leaves, shard_leaves, strict=True)
         ]
         return flat.like(shards), self._exchanges[key]
+
+    def _depth(self, paths: Sequence[str], leaves: Sequence[Any]) -> int:
+        """The number of stacked layers. Raises CP0827 if it is 0 or differs between the leaves."""
+        sizes = {leaf.shape[0] if leaf.shape else 0 for leaf in leaves}
+        if len(sizes) != 1 or 0 in sizes:
+            shapes = [f"{path or 'x'} {list(leaf.shape)}" for path, leaf in zip(paths, leaves, strict=True)]
+            problem = f"the shards {', '.join(shapes)}" if shapes else "shards without leaves"
+            note = "every leaf has one more leading dimension, of the same size: the number of layers"
+            self._fail("run.scan_layers", f"{problem} are not stacked layers", note)
+        return sizes.pop()
 
     def _whole_leaves(
         self, stages: ShardedStages, shard_leaves: Sequence[Leaf], shapes: Any, depth: int
@@ -193,16 +206,16 @@ class ShardedWeights:
         if len(candidates) != 1:
             text = ", ".join(f"{leaf.path or 'x'} {list(leaf.shape)}" for leaf in shard_leaves)
             problem = "no layer" if not candidates else f"{len(candidates)} layers of different shapes"
-            call = "run.layers(.., shapes=[..]), a pytree of each layer"
+            call, example = "run.layers", "shapes=[..]), a pytree of each layer"
             if depth:
-                call = "run.scan_layers(.., shapes=..), a pytree of one layer"
+                call, example = "run.scan_layers", "shapes=..), a pytree of one layer"
             message = f"there is {problem} in {searched} with the shards {text}"
-            self._fail(message, f"pass the whole shapes: {call}")
+            self._fail(call, message, f"pass the whole shapes: {call}(.., {example}")
         (whole,) = candidates
         return tuple(Leaf(a.path, b.shape, a.dtype) for a, b in zip(shard_leaves, whole, strict=True))
 
-    def _fail(self, message: str, *notes: str) -> None:
-        self.context.fail("CP0827", f"run.layers: {message}", *notes)
+    def _fail(self, call: str, message: str, *notes: str) -> NoReturn:
+        self.context.fail("CP0827", f"{call}: {message}", *notes)
 
 
 def _are_shards(shard_leaves: Sequence[Leaf], whole: Leaves, ways: Sequence[int]) -> bool:

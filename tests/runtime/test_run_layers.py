@@ -414,6 +414,21 @@ def test_what_is_refused():
     assert inside(run, lambda s, x: run.layers(block, [s], x, weights="grads"), cut)[0] == "CP0826"
 
 
+@pytest.mark.parametrize(
+    ("shards", "problem"),
+    [
+        ({"w": np.zeros((2, 72)), "b": np.zeros((3, 3))}, "the shards b [3, 3], w [2, 72]"),
+        ({"w": np.zeros((0, 72)), "b": np.zeros((0, 3))}, "the shards b [0, 3], w [0, 72]"),
+        ({"w": 1.0, "b": np.zeros((2, 3))}, "the shards b [2, 3], w []"),
+        ({}, "shards without leaves"),
+    ],
+)
+def test_leaves_of_a_scan_have_one_number_of_layers(shards: Tree, problem: str):
+    run = bound()
+    code, text = inside(run, lambda _, x: run.scan_layers(block, shards, x), {})
+    assert (code, f"run.scan_layers: {problem} are not stacked layers" in text) == ("CP0827", True)
+
+
 def test_layers_of_other_shapes_and_the_same_cuts_are_told_apart_by_their_shapes():
     tall, wide = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((48, 12), (12, 48)))
     run = bound([{"w": tall}, {"w": wide}])
