@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from commplan.diagnostics import fail, type_of
 from commplan.ir.schedule import Leaf
@@ -105,6 +105,9 @@ def nest(paths: Sequence[str], values: Sequence[Any]) -> Any:
     Leaves keep the order of `paths`: a dict whose keys are not sorted ("10" after "2") is an OrderedDict. A
     single value with an empty path is returned as it is.
 
+    Raises:
+        CommplanError: CP0720 if no nested dicts have these paths in this order, because of keys with a `/`.
+
     >>> nest(["a/b", "c"], [1, 2])
     {'a': {'b': 1}, 'c': 2}
     """
@@ -115,22 +118,32 @@ def nest(paths: Sequence[str], values: Sequence[Any]) -> Any:
         *above, last = path.split("/")
         node = root
         for part in above:
+            # If the key of a node is not the last one of its dict, other leaves are between its leaves.
+            if part in node and (part != next(reversed(node)) or type(node[part]) is not dict):
+                _fail_order(path)
             node = node.setdefault(part, {})
-        node[last] = value
+        if last in node:
+            _fail_order(path)
+        node[last] = (value,)  # not a dict, unlike the nodes
     return _in_order(root)
 
 
+def _fail_order(path: str) -> NoReturn:
+    message = f"leaf `{path}` has no place in nested dicts that keep the order of the leaves"
+    fail("CP0720", message, "rename keys that contain a `/`")
+
+
 def _in_order(node: Any) -> Any:
-    """Replace dicts whose keys are not sorted by OrderedDicts, which `flatten` does not sort."""
-    if not isinstance(node, dict):
-        return node
+    """Unwrap leaves, and replace dicts whose keys are not sorted by OrderedDicts, which `flatten` keeps."""
+    if type(node) is tuple:
+        return node[0]
     inner = {key: _in_order(value) for key, value in cast("dict[str, Any]", node).items()}
     return inner if list(inner) == sorted(inner) else OrderedDict(inner)
 
 
 def _shape_and_dtype(path: str, leaf: Any) -> tuple[tuple[int, ...], Any]:
     """The shape and the dtype of a leaf. Raises CP0720 if either is missing, or for an invalid shape."""
-    if isinstance(leaf, bool | int | float):
+    if type(leaf) in _NUMBERS:  # a NumPy scalar, which may be a float, has a dtype of its own
         return (), _NUMBERS[type(leaf)]
     if is_like_spec(leaf):
         spec = cast("Mapping[str, Any]", leaf)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 from collections import OrderedDict
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +72,7 @@ def test_shapes_of_arrays_and_specs() -> None:
         "type": {"shape": [1], "dtype": np.dtype("int64")},
         "kind": {"shape": [1], "dtype": np.float16},
         "numbers": [1, 2.0, True, None],
+        "scalar": np.float64(1),
     }
     assert shapes_of(tree) == (
         Leaf("kind", (1,), DType.F16),
@@ -78,6 +80,7 @@ def test_shapes_of_arrays_and_specs() -> None:
         Leaf("numbers/1", (), DType.F32),
         Leaf("numbers/2", (), DType.BOOL),
         Leaf("numpy", (), DType.BF16),
+        Leaf("scalar", (), DType.F64),
         Leaf("spec", (2, 0), DType.BF16),
         Leaf("type", (1,), DType.I64),
         Leaf("w", (3, 4), DType.F32),
@@ -98,7 +101,7 @@ def test_dtypes_that_plans_do_not_know(dtype: Any) -> None:
 
 @pytest.mark.parametrize(
     "leaf",
-    ["text", object(), {1, 2}, {"shape": 3, "dtype": "f32"}, {"shape": [-1], "dtype": "f32"},
+    ["text", object(), {1, 2}, HTTPStatus.OK, {"shape": 3, "dtype": "f32"}, {"shape": [-1], "dtype": "f32"},
      {"shape": [1.5], "dtype": "f32"}, {"shape": [True], "dtype": "f32"}, {"shape": "33", "dtype": "f32"},
      {"shape": None, "dtype": "f32"}],
 )  # fmt: skip
@@ -134,6 +137,27 @@ def test_plain_trees() -> None:
 def test_dicts_come_back_from_paths(tree: Any) -> None:
     leaves, _ = flatten(tree)
     assert nest([path for path, _ in leaves], [leaf for _, leaf in leaves]) == tree
+
+
+@given(st.lists(st.text("ab-/", max_size=5), min_size=1, max_size=5))
+def test_nested_dicts_keep_the_order_of_the_paths_or_are_refused(paths: list[str]) -> None:
+    try:
+        tree = nest(paths, range(len(paths)))
+    except CommplanError as error:
+        assert error.diagnostics[0].code == "CP0720"
+    else:
+        assert flatten(tree)[0] == [(path, number) for number, path in enumerate(paths)]
+
+
+@pytest.mark.parametrize("paths", [["a/w", "a-b/w", "a/b/w"], ["a", "a/b"], ["a/b", "a"], ["a", "a"]])
+def test_paths_that_nested_dicts_do_not_have_in_this_order(paths: list[str]) -> None:
+    with pytest.raises(CommplanError, match=f"leaf `{paths[-1]}` has no place in nested dicts"):
+        nest(paths, [{} for _ in paths])
+
+
+def test_values_may_be_dicts() -> None:
+    spec = {"shape": [], "dtype": "f32"}
+    assert nest(["w"], [spec])["w"] is spec
 
 
 def test_the_examples_of_the_docstrings() -> None:
