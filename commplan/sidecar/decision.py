@@ -1,7 +1,8 @@
 """Decides which rank blocks the others of a job while it runs, from the states of its ranks.
 
 `HangDetector` evaluates a job if a rank has waited for longer than its bound. `recorder.verdict.blame` makes
-the decision. If two evaluations agree, the verdict is written to the records of all ranks, or printed.
+the decision. If two evaluations agree, the verdict is written to the records of all ranks, or printed. One
+evaluation suffices if all blocking ranks have ended their program.
 """
 
 from __future__ import annotations
@@ -297,12 +298,13 @@ class HangDetector:
         remaining = [rank for rank in sorted(states) if LEFT not in states[rank].begun and rank != waiter]
         limits, waited = Patience(late=source.live.busy_s), now - source.live.parting * 1e-9
         down = {n: states[n].how for n in remaining if states[n].how and is_down(states[n], waited, limits)}
-        states = {rank: state._replace(condition="silent") for rank, state in states.items()}
         verdict = Verdict("down" if len(down) == len(remaining) else "busy", down)
         if not remaining or not self._is_confirmed(verdict, now):
             return
         if verdict.kind == "down":
-            first, *notes = described(verdict, states, self._table.noun, waiter).splitlines()
+            # A rank that waits at its end counts as ended. The message has its own condition instead.
+            silent = {rank: state._replace(condition="silent") for rank, state in states.items()}
+            first, *notes = described(verdict, silent, self._table.noun, waiter).splitlines()
             text = "\n".join([f"{first}, and all others have ended", *notes])
             if source.live.ends:
                 self._judge(text, "", now, abandoned=True)

@@ -361,6 +361,18 @@ def test_ranks_at_their_end_wait_for_the_living_and_not_for_the_dead(conditions:
     assert ranks.verdict(0).startswith("rank 2 has died, and all others have ended")
 
 
+def test_a_rank_at_its_end_prints_that_another_waits_for_a_disk(conditions: dict[int, str]):
+    ranks = Ranks(2, range(2))
+    for rank, recording in ranks.recordings.items():
+        began(recording, LINE, ends=True)
+        put(recording, left=2 * (rank == 0), parting=time.monotonic_ns() * (rank == 0))
+    conditions[101] = "stuck in the kernel"
+    ranks.poll(BUSY_S - 5)
+    said = ranks.processes[0].said
+    assert "this process has ended and waits for rank 1" in said
+    assert "waits for a disk or a file system, in no collective for" in said
+
+
 def test_a_rank_that_has_died_at_its_end_waits_for_no_other(conditions: dict[int, str]):
     ranks = Ranks(3, range(3))
     for rank, recording in ranks.recordings.items():
