@@ -245,7 +245,8 @@ def _culprit(actual: RecordSums, expected: RecordSums, length: int) -> tuple[str
     if more == -1 and 0 <= -gap < length and -sums(np.array([-gap])).total & MASK == mixed:
         return (f"record {-gap} is missing",)
     if more:
-        return (f"{abs(more)} records {'too many' if more > 0 else 'are missing'}, at least",)
+        records = "1 record is" if abs(more) == 1 else f"{abs(more)} records are"
+        return (f"at least {records} {'too many' if more > 0 else 'missing'}",)
     swapped = _find_replaced(gap, mixed, length)
     if swapped is None:
         return ("some records are missing, and as many were visited too often",)

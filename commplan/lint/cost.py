@@ -1,4 +1,8 @@
-"""Lints on the cost of pins and buckets: CP1203, CP1204. They require shapes or a topology."""
+"""Lints on the cost of pins and buckets: CP1203, CP1204.
+
+CP1203 requires the sizes of values, from shapes or from types in the plan. CP1204 requires a topology, or a
+calibration for the design of a `share`.
+"""
 
 from __future__ import annotations
 

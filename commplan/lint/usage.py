@@ -10,7 +10,7 @@ from commplan.ir.plan import ExchangeStage, Load, MapStage, Phase, operands, res
 from commplan.ir.types import AxisKind
 from commplan.lint.subject import Subject
 
-UNDERSCORE_NOTE = "begin the name with `_` if this is intended"  # note of all warnings in this module
+UNDERSCORE_NOTE = "begin the name with `_` if this is intended"  # for results of stages and declarations
 
 
 def unused_values(subject: Subject) -> Iterator[Diagnostic]:

@@ -1,6 +1,7 @@
 """wire: sends values in the wire dtype and adds them in the accumulation dtype.
 
-It also lowers the divisors of means and the hint `integers`, which backends do not execute.
+It also lowers the divisors of means, which backends do not execute. They do not execute the hint `integers`
+either: `packing.rewrite_flat` lowers it while it packs a collective for this pass.
 """
 
 from __future__ import annotations

@@ -126,7 +126,8 @@ def mpi_library() -> Path:
     libraries = [Path(path) for path in paths if Path(path).name.startswith(("libmpi.", "libmpich."))]
     if len({path.resolve() for path in libraries}) != 1:
         listed = ", ".join(map(str, libraries)) or "none"
-        fail("CP0830", f"found {len(libraries)} MPI libraries in this process, expected one: {listed}", _FIX)
+        message = f"found {len(libraries)} MPI libraries in this process, expected one: {listed}"
+        fail("CP0830", message, "install mpi4py and all other packages that use MPI for the same MPI library")
     return libraries[0]
 
 
@@ -152,7 +153,8 @@ def compiler_command() -> tuple[str, ...]:
         if wrapper := shutil.which(name, path=search_path):
             return (wrapper,)
     if not variable and (wrapper := shutil.which("mpicc", path=search_path)):
-        shown = subprocess.run([wrapper, "--showme"], capture_output=True, text=True, check=False)
+        # Open MPI and MPICH print the command for this option.
+        shown = subprocess.run([wrapper, "-show"], capture_output=True, text=True, check=False)
         cxx = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
         if cxx and shown.returncode == 0:
             return (cxx, *shown.stdout.split()[1:])

@@ -1,4 +1,4 @@
-"""ring: every rank sends to its right neighbor.
+"""ring: every rank sends to its right neighbor, in `reduce` and `gather` to its left neighbor.
 
 Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009). With n
 ranks and S bytes on each (of the whole result, if ranks hold blocks):

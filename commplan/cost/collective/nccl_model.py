@@ -125,10 +125,10 @@ class NcclGroup(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """The number of channels of rings and trees.
+        """The number of channels of rings and trees that NCCL's search finds.
 
         12 on a single node. Between nodes one per rank of a node, since each has a network card, but at
-        least 2.
+        least 2. NCCL then makes two of each (`src/graph/connect.cc`): `2 * channels` divide a buffer.
         """
         return 12 if self.nodes == 1 else max(2, self.per_node)
 
