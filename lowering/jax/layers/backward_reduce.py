@@ -108,7 +108,7 @@ def recipe(lowered: Lowered, name: str, like: Sequence[Array]) -> Recipe:
     values = {entry.id: entry for entry in lowered.phase.values}
     reduction = chains(value.id, DefUse(lowered.ops), values)
     flat = {dtype.numpy_name: chain for dtype, chain in reduction.flat.items()}
-    if not reduction.whole:
+    if not reduction.is_unsharded:
         _cannot(lowered, name, "it is not reduced to one value that is the same on all ranks")
     steps = (*(op for chain in flat.values() for op in chain), *reduction.tree)
     if any(isinstance(op, ir.Scale) and isinstance(op.by, str) for op in steps):
