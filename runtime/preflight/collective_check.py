@@ -32,6 +32,7 @@ BUDGET_S = 5.0  # Seconds for all collectives, by default.
 _PERIOD = 7
 _MOST = 2**31 - 1  # The largest index of an element: indices are i32.
 _SHOWN = 4  # The most ranks in a message.
+_NOWHERE = Span(0, 0, 0, 0)
 
 
 class Checked(NamedTuple):
@@ -130,7 +131,7 @@ def candidates(context: Context) -> list[CheckedCollective]:
             if isinstance(op, ir.Collective) and context.backend.ways(op.axes) > 1:
                 for candidate in _leaves(op, phase.name, lowered.values[op.operand], context.backend):
                     key = replace(
-                        candidate.op, result="", operand="", span=Span(0, 0, 0, 0), nbytes=0, after=()
+                        candidate.op, result="", operand="", stages=(), span=_NOWHERE, nbytes=0, after=()
                     )
                     distinct.setdefault((key, *candidate[2:]), candidate)
     return sorted(distinct.values(), key=lambda each: -each.size * each.dtype.nbytes)

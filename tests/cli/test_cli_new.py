@@ -65,3 +65,9 @@ def test_new_says_where_it_cannot_write(tmp_path: Path, capsys: Capture) -> None
     (tmp_path / "file").touch()
     assert main(["new", "elastic", "--into", str(tmp_path / "file" / "x")]) == 1
     assert "CP1101" in capsys.readouterr().err
+
+
+def test_new_does_not_write_through_a_dangling_link(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "elastic.plan").symlink_to(tmp_path / "gone")
+    assert main(["new", "elastic", "--into", str(tmp_path)]) == 1
+    assert "CP1106" in capsys.readouterr().err and not (tmp_path / "gone").exists()

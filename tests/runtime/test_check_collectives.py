@@ -143,3 +143,20 @@ def test_nothing_is_tried_while_a_step_is_traced():
             traced()
     with jax.disable_jit():
         assert len(checked(run)) == 1
+
+
+def test_equal_collectives_of_two_stages_are_checked_once():
+    text = """plan p
+axis a = 8
+input x : f32[8] partial a
+input y : f32[8] partial a
+each step {
+    u = reduce x over a by sum
+    output u
+}
+every 2 steps {
+    v = reduce y over a by sum
+    output v
+}
+"""
+    assert len(checked(bind(text, mesh_of(a=8)))) == 1

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from commplan.lowering.jax.compiler_options import CompilerOption
     from commplan.topology import Topology
 
+_CODE_LENGTH = 6  # "CP" and four digits
+
 
 def run(args: Namespace, console: Console) -> int:
     """Explain a plan, a code or a range of codes.
@@ -33,7 +35,7 @@ def run(args: Namespace, console: Console) -> int:
     """
     subject = args.what
     if re.fullmatch(r"CP\d{0,4}", subject, re.IGNORECASE) and not Path(subject).exists():
-        is_code = len(subject) == len("CP0000")  # a shorter one is the prefix of a range
+        is_code = len(subject) == _CODE_LENGTH  # a shorter one is the prefix of a range
         return _code(subject.upper(), console) if is_code else _codes(subject.upper(), console)
     return _plan(args, console)
 

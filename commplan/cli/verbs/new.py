@@ -30,7 +30,7 @@ def run(args: Namespace, console: Console) -> int:
         fail("CP1105", f"there is no template `{name}`", did_you_mean(name, available, "there are:"))
     folder = Path(args.into)
     targets = [folder / f"{name}{suffix}" for suffix in _SUFFIXES]
-    existing = [str(target) for target in targets if target.exists()]
+    existing = [str(target) for target in targets if os.path.lexists(target)]
     if existing:
         exist = "exists" if len(existing) == 1 else "exist"
         message = f"{', '.join(existing)} {exist} already; nothing was written"
