@@ -30,7 +30,6 @@ from commplan.ir.schedule import Value
 from commplan.lowering.jax.layout import global_shape, spec
 from commplan.lowering.jax.pytree import Tree, build, flatten, structure_by
 from commplan.runtime.context import CALLS, Context
-from commplan.runtime.phases import check_state
 from commplan.runtime.saved_layout import (
     SavedLayout,
     SavedLeaf,
@@ -41,6 +40,7 @@ from commplan.runtime.saved_layout import (
     is_resized,
 )
 from commplan.runtime.spmd import placement_of
+from commplan.runtime.state_check import check_state
 from commplan.tracebacks import public_face
 
 if TYPE_CHECKING:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn, cast
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from commplan.diagnostics import CommplanError, Diagnostic, Note, Span, listed, near_note, type_of
+from commplan.diagnostics import Span, near_note
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.lowering.jax import _compat, _jit, check
@@ -26,6 +26,7 @@ from commplan.runtime import reduced_values
 from commplan.runtime.context import CALLS, Carried, Context
 from commplan.runtime.machines.explicit import unreduced_over
 from commplan.runtime.outputs import Outputs, build_outputs
+from commplan.runtime.state_check import check_state, list_names
 from commplan.tracebacks import public_face
 
 
@@ -241,10 +242,10 @@ class PhaseCall:
         unknown = [name for name in inputs if name not in arguments]
         near = [note for name in unknown for note in near_note(name, missing or arguments)]
         if missing:
-            passed = f", but was passed {_list_names(unknown)}" if unknown else ""
-            self._fail("CP0804", f"phase `{self.name}` needs {_list_names(missing)}{passed}", *near, takes)
+            passed = f", but was passed {list_names(unknown)}" if unknown else ""
+            self._fail("CP0804", f"phase `{self.name}` needs {list_names(missing)}{passed}", *near, takes)
         if unknown:
-            self._fail("CP0804", f"phase `{self.name}` does not take {_list_names(unknown)}", *near, takes)
+            self._fail("CP0804", f"phase `{self.name}` does not take {list_names(unknown)}", *near, takes)
 
     def _inline(self, state: dict[str, Any], inputs: Mapping[str, Any]) -> tuple[Outputs, dict[str, Any]]:
         """Run the phase on one rank's arrays. Returns its outputs and the new entries of the state."""
@@ -404,51 +405,6 @@ class PhaseRun:
         return phase.merge_state(checked, outputs, new)
 
 
-class UnknownPeriodError(CommplanError, KeyError):
-    """CP0817: the plan has no phase with this period."""
-
-
-@public_face
-class Every(Mapping[int, PhaseCall]):
-    """The phases `every N steps`, by N; another number raises `UnknownPeriodError`."""
-
-    def __init__(self, phases: Mapping[int, PhaseCall]) -> None:
-        self._phases = dict(phases)
-
-    def __getitem__(self, period: int) -> PhaseCall:
-        if not isinstance(period, Hashable) or period not in self._phases:  # pyright: ignore[reportUnnecessaryIsInstance]
-            periods = ", ".join(f"every {n} steps" for n in self._phases) or "none"
-            message, note = f"the plan has no phase `every {period} steps`", Note(f"it has: {periods}")
-            raise UnknownPeriodError(Diagnostic("CP0817", message, None, (note,)))
-        return self._phases[period]
-
-    def _ipython_key_completions_(self) -> list[int]:
-        return list(self._phases)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._phases)
-
-    def __len__(self) -> int:
-        return len(self._phases)
-
-
-class UnknownPhaseError(CommplanError, AttributeError):
-    """CP0817: the plan has no phase of this name."""
-
-
-def unknown_phase(name: str, phases: Iterable[str], alternatives: Iterable[str]) -> UnknownPhaseError:
-    """Make the error for a phase that the plan lacks.
-
-    Args:
-        name: The name that the user wrote.
-        phases: The names of the plan's phases.
-        alternatives: All names that the user may have meant.
-    """
-    notes = (*near_note(name, alternatives), f"it has: {listed(phases) or 'none'}")
-    message = f"the plan has no phase `{name}`"
-    return UnknownPhaseError(Diagnostic("CP0817", message, None, tuple(map(Note, notes))))
-
-
 def _specs(values: Mapping[str, ir.Value]) -> dict[str, list[PartitionSpec]]:
     return {name: leaf_specs(value) for name, value in values.items()}
 
@@ -456,42 +412,3 @@ def _specs(values: Mapping[str, ir.Value]) -> dict[str, list[PartitionSpec]]:
 def _as_terms(leaves: list[Any], value: ir.Value) -> list[Any]:
     """The leaves of a partial value as this rank's terms, also if they are unreduced arrays."""
     return [terms(x, value.placement.partial) for x in leaves]
-
-
-def _list_names(names: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
-
-
-def check_state(
-    context: Context, state: Any, subject: str, needed: Collection[str] = (), span: Span | None = None
-) -> dict[str, Any]:
-    """Check `state` and return it as a dict.
-
-    Args:
-        context: The context of the run.
-        state: The state that the user passed or returned. Its values are not checked.
-        subject: The beginning of the message, such as "phase `step` was given".
-        needed: The names that the state must have.
-        span: The place of the phase in the plan; None for a step of the user.
-
-    Raises:
-        CommplanError: CP0812 for a state that is not a mapping, lacks names, or has unknown names.
-    """
-    begin = "start with state = run.init(), and pass on the state that each phase returns"
-    names = [*context.states, *([CALLS] if context.counted else [])]
-    if not isinstance(state, Mapping):
-        message = f"{subject} {type_of(state)}: expected the plan's state as the first argument"
-        context.fail("CP0812", message, begin, span=span)
-    entries = dict(cast("Mapping[str, Any]", state))
-    missing = [name for name in needed if name not in entries]
-    unknown = [name for name in entries if name not in names]
-    if missing or unknown:
-        wrong = (
-            f"lacks {_list_names(missing)}"
-            if missing
-            else f"has {_list_names(unknown)}, not a state of the plan"
-        )
-        states = f"the plan's states: {_list_names(names) or 'none, so the state is {}'}"
-        uses = f"it uses {_list_names([*needed])}" if missing else states
-        context.fail("CP0812", f"{subject} a state that {wrong}", uses, begin, span=span)
-    return entries

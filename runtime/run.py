@@ -23,7 +23,8 @@ from commplan.runtime.input.device.batches import Batches
 from commplan.runtime.input.group import Group
 from commplan.runtime.layers import Body, ShardedWeights, tap_gradients
 from commplan.runtime.observe.metrics import PERIOD_S, Metrics, close_quietly, start_metrics
-from commplan.runtime.phases import Every, PhaseCall, unknown_phase
+from commplan.runtime.phase_lookup import Every, unknown_phase
+from commplan.runtime.phases import PhaseCall
 from commplan.runtime.preflight import preflight
 from commplan.runtime.preflight.collective_check import BUDGET_S, Checked, check_collectives
 from commplan.runtime.run_input import RunInput

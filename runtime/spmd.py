@@ -23,7 +23,7 @@ from commplan.lowering.jax.pytree import Tree, flatten
 from commplan.runtime.context import CALLS, Carried, Context, as_tree
 from commplan.runtime.machines.explicit import has_reduced, reduced_over
 from commplan.runtime.observe.same_values import Declared
-from commplan.runtime.phases import check_state
+from commplan.runtime.state_check import check_state
 from commplan.tracebacks import ends_at_caller
 
 _STATUSES = get_args(Status)
