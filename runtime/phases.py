@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from commplan.diagnostics import Span, near_note
+from commplan.diagnostics import Span, near_note, type_of
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.lowering.jax import _compat, _jit, check
@@ -20,13 +20,13 @@ from commplan.lowering.jax.gradient_times import mark
 from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.primitives import terms
-from commplan.lowering.jax.pytree import Tree
+from commplan.lowering.jax.pytree import Tree, flatten
 from commplan.lowering.mpi.job.engine_errors import as_diagnostics
 from commplan.runtime import reduced_values
 from commplan.runtime.context import CALLS, Carried, Context
 from commplan.runtime.machines.explicit import unreduced_over
 from commplan.runtime.outputs import Outputs, build_outputs
-from commplan.runtime.state_check import check_state, list_names
+from commplan.runtime.state_check import check_count, check_state, list_names
 from commplan.tracebacks import public_face
 
 
@@ -83,17 +83,9 @@ class PhaseCall:
         self, state: Any = None, /, *positional: Any, **inputs: Any
     ) -> tuple[Outputs, dict[str, Any]]:
         arguments = self.lowered.arguments
-        if positional:
-            names = [name for name in arguments if name not in inputs] or ["name"]
-            by_name = ", ".join(f"{name}=.." for name in names)
-            takes = f"phase `{self.name}` takes its inputs by name"
-            message = f"{takes}, but was passed {1 + len(positional)} values"
-            self._fail("CP0804", message, f"write (state, {by_name})")
-        self._check_names(arguments, inputs)
-        checked = check_state(
-            self.context, state, f"phase `{self.name}` was given", self._read_names, self._phase.span
-        )
-        self.context.unset.check(self._phase, checked)
+        self.check_names(arguments, positional, inputs)
+        self._check_no_open_call("is called")
+        checked = self._entries(state)
         array_inputs = {name: check.numbers(arguments[name], value) for name, value in inputs.items()}
         if self.context.around(f"phase `{self.name}` is called", self._phase.span):
             return self._inside(checked, inputs, array_inputs)
@@ -113,7 +105,7 @@ class PhaseCall:
         with self.context.machine.context():
             return self._call_jitted(self._jitted_global, "global", checked, array_inputs)
 
-    def begin(self, state: Any = None, /, **inputs: Any) -> PhaseRun:
+    def begin(self, state: Any = None, /, *positional: Any, **inputs: Any) -> PhaseRun:
         """Begin a call whose exchanges run under the following steps; `finish` of the result ends it.
 
         Call `begin` and `finish` in one function that is decorated with `run.spmd` and runs under jit. Call
@@ -126,25 +118,24 @@ class PhaseCall:
             out, state = call.finish(state, params=params)
 
         Raises:
-            CommplanError: CP0862 for a phase that is not `hidden`, and outside of such a function; otherwise
-                as for a call of the phase.
+            CommplanError: CP0862 for a phase that is not `hidden`, outside of such a function, and before the
+                call that `begin` started before has ended; otherwise as for a call of the phase.
         """
         if not self._phase.hidden:
             note = "write `every N steps hidden under V steps`; call other phases at once"
             self._fail("CP0862", f"phase `{self.name}` is not hidden, and has no beginning and end", note)
-        self._check_names(self.lowered.arguments, inputs)
-        checked = check_state(
-            self.context, state, f"phase `{self.name}` was given", self._read_names, self._phase.span
-        )
-        self.context.unset.check(self._phase, checked)
+        self.check_names(self.lowered.arguments, positional, inputs)
+        checked = self._entries(state)
         if not self.context.hidden_calls or not _compat.tracing():
             message = f"phase `{self.name}` begins outside of a function with @run.spmd under jit"
             self._fail("CP0862", message, "begin and end it in one function with @run.jit and @run.spmd(..)")
+        self._check_no_open_call("begins")
         self._check_terms(inputs)
         trees, states = self._local(self._read(checked), inputs)
         call, counts = self._call_context(checked.get(CALLS))
-        self.context.hidden_calls[-1].append(self.name)
-        return PhaseRun(self, self.lowered.begin(trees, states, call), counts)
+        run = PhaseRun(self, self.lowered.begin(trees, states, call), counts)
+        self.context.hidden_calls[-1][self.name] = run
+        return run
 
     def _inside(self, state: dict[str, Any], inputs: Mapping[str, Any], array_inputs: dict[str, Any]) -> Any:
         """Call the phase with one rank's arrays: inside a shard_map, or under MPI.
@@ -235,8 +226,37 @@ class PhaseCall:
     def _fail(self, code: str, message: str, *notes: str) -> NoReturn:
         self.context.fail(code, message, *notes, span=self._phase.span)
 
-    def _check_names(self, arguments: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-        """Raise CP0804 unless `inputs` have exactly the names of `arguments`."""
+    def _entries(self, state: Any) -> dict[str, Any]:
+        """The entries of the state that the caller passed, after their checks."""
+        subject, span = f"phase `{self.name}` was given", self._phase.span
+        entries = check_state(self.context, state, subject, self._read_names, span)
+        if self.lowered.is_counted:
+            check_count(self.context, entries[CALLS], self.name, subject, span)
+        self.context.unset.check(self._phase, entries)
+        return entries
+
+    def _check_no_open_call(self, event: str) -> None:
+        """Raise CP0862 if a hidden call has begun whose end would overwrite the states that this call sets.
+
+        Args:
+            event: `begins` or `is called`, for the message.
+        """
+        open_calls = self.context.hidden_calls[-1] if self.context.hidden_calls else {}
+        for name in open_calls:
+            if name == self.name or self._phase.kind == "start":
+                message = f"phase `{self.name}` {event} before the call of phase `{name}` has ended"
+                self._fail("CP0862", message, "call `finish` of the result of `begin` first")
+
+    def check_names(
+        self, arguments: Mapping[str, Any], positional: Sequence[Any], inputs: Mapping[str, Any]
+    ) -> None:
+        """Raise CP0804 unless `inputs` have exactly the names of `arguments`, and `positional` is empty."""
+        if positional:
+            names = [name for name in arguments if name not in inputs] or ["name"]
+            by_name = ", ".join(f"{name}=.." for name in names)
+            takes = f"phase `{self.name}` takes its inputs by name"
+            message = f"{takes}, but was passed {1 + len(positional)} values"
+            self._fail("CP0804", message, f"write (state, {by_name})")
         takes = f"it takes: {', '.join(arguments) or 'only the state'}"
         missing = [name for name in arguments if name not in inputs]
         unknown = [name for name in inputs if name not in arguments]
@@ -263,10 +283,10 @@ class PhaseCall:
         states = {n: check.types(n, entry(n), tree, backend, span) for n, tree in states.items()}
         return dict(mark(trees, arguments)), states
 
-    def late(self, inputs: Mapping[str, Any]) -> dict[str, Tree]:
+    def late(self, positional: Sequence[Any], inputs: Mapping[str, Any]) -> dict[str, Tree]:
         """The inputs that a hidden phase reads at its end, after their checks; see `PhaseRun.finish`."""
         arguments = {name: self.lowered.arguments[name] for name in self.lowered.late_arguments}
-        self._check_names(arguments, inputs)
+        self.check_names(arguments, positional, inputs)
         checker = check.Check("local", self.context.sizes, self._phase.span, self.context.schedule.file)
         return {
             name: check.types(
@@ -363,6 +383,7 @@ class PhaseRun:
 
     def __init__(self, phase: PhaseCall, in_flight: PhaseInFlight, counts: dict[str, Any]) -> None:
         self._phase, self._in_flight, self._counts = phase, in_flight, counts
+        self._trace = _compat.recording()
 
     def advance(self, values: Any) -> Any:
         """Begin the exchanges that are due before the next step.
@@ -373,15 +394,22 @@ class PhaseRun:
 
         Returns:
             `values`, ordered after the beginning of the exchanges.
-        """
-        leaves, structure = jax.tree_util.tree_flatten(values)
-        return jax.tree_util.tree_unflatten(structure, self._in_flight.advance([*map(jnp.asarray, leaves)]))
 
-    def finish(self, state: Any, /, **inputs: Any) -> tuple[Outputs, dict[str, Any]]:
+        Raises:
+            CommplanError: CP0862 if the call is not open in this function; CP0805 for leaves that are not
+                arrays.
+        """
+        self._check_open("advance")
+        paths, tree = flatten(values)
+        leaves = [self._array(*pair) for pair in zip(paths, tree.leaves, strict=True)]
+        return tree.like(self._in_flight.advance(leaves)).build()
+
+    def finish(self, state: Any = None, /, *positional: Any, **inputs: Any) -> tuple[Outputs, dict[str, Any]]:
         """End the call.
 
         Args:
             state: The state of the plan, after the steps.
+            positional: Refused: inputs have names.
             inputs: The present values of the inputs that the phase reads at its end, by name.
 
         Returns:
@@ -394,15 +422,36 @@ class PhaseRun:
         phase = self._phase
         subject = f"the end of phase `{phase.name}` was given"
         checked = check_state(phase.context, state, subject, tuple(self._counts))
-        open_calls = phase.context.hidden_calls[-1:]
-        if not open_calls or phase.name not in open_calls[0]:
-            note = "call it once, in the function that began the call"
-            phase.context.fail("CP0862", f"`finish` of phase `{phase.name}` ends no call", note)
-        late = phase.late(inputs)
-        open_calls[0].remove(phase.name)
+        if self._counts:
+            check_count(phase.context, checked[CALLS], phase.name, subject)
+        self._check_open("finish")
+        late = phase.late(positional, inputs)
+        del phase.context.hidden_calls[-1][phase.name]
         outputs, new = build_outputs(*self._in_flight.finish(late), self._counts)
         phase.record_reduced(outputs)
         return phase.merge_state(checked, outputs, new)
+
+    def _array(self, path: str, leaf: Any) -> jax.Array:
+        """A leaf of the values of `advance` as an array. Raises CP0805 if it is something else."""
+        try:
+            return jnp.asarray(leaf)
+        except (TypeError, ValueError, OverflowError):
+            phase, where = self._phase, f" at `{path}`" if path else ""
+            message = f"`advance` of phase `{phase.name}` was given {type_of(leaf)}{where}, not an array"
+            phase.context.fail("CP0805", message, "pass the arrays that the next step computes with")
+
+    def _check_open(self, method: str) -> None:
+        """Raise CP0862 if the call has ended, or if `method` is not called in the function of `begin`."""
+        phase = self._phase
+        open_calls, fail = phase.context.hidden_calls[-1:], phase.context.fail
+        if not open_calls or open_calls[0].get(phase.name) is not self:
+            message = f"`{method}` of phase `{phase.name}` belongs to no open call"
+            fail("CP0862", message, "`finish` ends a call, once, in the function that began it")
+        if _compat.recording() is not self._trace:
+            message = f"`{method}` of phase `{phase.name}` is traced apart from its `begin`"
+            reason = "JAX traces functions under jax.jit and bodies of jax.lax.scan and other loops apart"
+            note = "write the steps that hide the exchange as a Python loop; a step may contain loops of JAX"
+            fail("CP0862", message, reason, note)
 
 
 def _specs(values: Mapping[str, ir.Value]) -> dict[str, list[PartitionSpec]]:

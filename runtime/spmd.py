@@ -361,7 +361,7 @@ class _Step:
         by_position = [name for name in kinds if name in values and name in positional]
         by_name = {name: value for name, value in values.items() if name not in by_position}
         calls = self.context.hidden_calls
-        calls.append([])
+        calls.append({})
         try:
             answer = self.function(*(values[name] for name in by_position), **by_name)
         finally:

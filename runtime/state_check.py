@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
+import jax
+import numpy as np
+
 from commplan.diagnostics import Span, type_of
 from commplan.runtime.context import CALLS, Context
 
@@ -43,6 +46,36 @@ def check_state(
         uses = f"it uses {list_names([*needed])}" if missing else states
         context.fail("CP0812", f"{subject} a state that {wrong}", uses, _BEGIN, span=span)
     return entries
+
+
+def check_count(context: Context, counts: Any, name: str, subject: str, span: Span | None = None) -> None:
+    """Check that `counts`, the entry `#calls` of a state, has the number of calls of phase `name`.
+
+    Args:
+        context: The context of the run.
+        counts: The entry.
+        name: The name of the phase.
+        subject: The beginning of the message, as in `check_state`.
+        span: The place of the phase in the plan.
+
+    Raises:
+        CommplanError: CP0812 if the count is missing or not an integer.
+    """
+    expected = f"`{CALLS}` has the number of calls of `{name}` so far, an integer"
+    if not isinstance(counts, Mapping):
+        message = f"{subject} a state whose `{CALLS}` is {type_of(counts)}"
+        context.fail("CP0812", message, expected, _BEGIN, span=span)
+    entries = cast("Mapping[str, Any]", counts)
+    if name not in entries:
+        found = f"it has {list_names(entries) or 'no counts'}"
+        message = f"{subject} a state whose `{CALLS}` has no count of `{name}`"
+        context.fail("CP0812", message, found, expected, _BEGIN, span=span)
+    count = entries[name]
+    dtype, shape = getattr(count, "dtype", type(count)), getattr(count, "shape", ())
+    if shape or not jax.dtypes.issubdtype(dtype, np.integer):
+        found = f"{dtype}{list(shape)}" if hasattr(count, "dtype") else type_of(count)
+        message = f"{subject} a state whose count of calls of `{name}` is {found}"
+        context.fail("CP0812", message, expected, _BEGIN, span=span)
 
 
 def list_names(names: Iterable[str]) -> str:

@@ -116,8 +116,8 @@ class Context:
         return {}
 
     @functools.cached_property
-    def hidden_calls(self) -> list[list[str]]:
-        """For each function of `run.spmd` that is being called, the hidden phases that have not ended."""
+    def hidden_calls(self) -> list[dict[str, object]]:
+        """For each function of `run.spmd` that is being called, the open calls of hidden phases by name."""
         return []
 
     @functools.cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -213,3 +213,156 @@ def test_the_end_of_a_call_takes_the_inputs_that_are_read_late():
 
     code, words = refused(lambda: run.jit(window)(state, params))
     assert code == "CP0804" and "`params`" in words
+
+
+def refused_in_a_step(body: Callable[[Any, Any, Any], Any], hidden: int = 4) -> tuple[str, str]:
+    """The error of a step that calls `body` with the run, the state and the weights."""
+    run, params = bind(text(split=True, hidden=hidden)), weights(0)
+    _, state = run.start(run.init(), params=params)
+
+    @run.spmd(params="params")
+    def window(state: Any, params: Any) -> Any:
+        body(run, state, params)
+        return state, params
+
+    return refused(lambda: run.jit(window)(state, params))
+
+
+def begins_twice(run: Any, state: Any, params: Any) -> None:
+    run.every[36].begin(state, params=params)
+    run.every[36].begin(state, params=params)
+
+
+def calls_meanwhile(run: Any, state: Any, params: Any) -> None:
+    run.every[36].begin(state, params=params)
+    run.every[36](state, params=params)
+
+
+def starts_meanwhile(run: Any, state: Any, params: Any) -> None:
+    run.every[36].begin(state, params=params)
+    run.start(state, params=params)
+
+
+def advances_after_the_end(run: Any, state: Any, params: Any) -> None:
+    call = run.every[36].begin(state, params=params)
+    call.finish(state, params=params)
+    call.advance(params)
+
+
+def ends_an_earlier_call(run: Any, state: Any, params: Any) -> None:
+    call = run.every[36].begin(state, params=params)
+    _, state = call.finish(state, params=params)
+    run.every[36].begin(state, params=params)
+    call.finish(state, params=params)
+
+
+def advances_in_a_loop(run: Any, state: Any, params: Any) -> None:
+    call = run.every[36].begin(state, params=params)
+    jax.lax.fori_loop(0, 4, lambda _, params: call.advance(params), params)
+
+
+def begins_under_jit(run: Any, state: Any, params: Any) -> None:
+    calls: list[Any] = []
+    jax.jit(lambda state, params: calls.append(run.every[36].begin(state, params=params)))(state, params)
+    calls[0].finish(state, params=params)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (begins_twice, "`every_36` begins before the call of phase `every_36` has ended"),
+        (calls_meanwhile, "`every_36` is called before the call of phase `every_36` has ended"),
+        (starts_meanwhile, "`start` is called before the call of phase `every_36` has ended"),
+        (advances_after_the_end, "`advance` of phase `every_36` belongs to no open call"),
+        (ends_an_earlier_call, "`finish` of phase `every_36` belongs to no open call"),
+        (advances_in_a_loop, "`advance` of phase `every_36` is traced apart from its `begin`"),
+        (begins_under_jit, "`finish` of phase `every_36` is traced apart from its `begin`"),
+    ],
+)
+def test_methods_of_a_call_in_another_order_are_refused(body: Any, expected: str):
+    code, words = refused_in_a_step(body)
+    assert code == "CP0862"
+    assert expected in words
+
+
+def test_an_error_between_beginning_and_end_leaves_no_open_call():
+    run, params = bind(text(split=True, hidden=4)), weights(0)
+    _, state = run.start(run.init(), params=params)
+    fails = [True, False]
+
+    @run.jit
+    @run.spmd(params="params")
+    def window(state: Any, params: Any) -> Any:
+        call = run.every[36].begin(state, params=params)
+        if fails.pop(0):
+            raise ValueError("of the step")
+        out, state = call.finish(state, params=params)
+        return state, out.params
+
+    with pytest.raises(ValueError, match="of the step"):
+        window(state, params)
+    state, params = window(state, params)
+    assert state["#calls"]["every_36"] == 1
+
+
+def test_a_step_may_contain_derivatives_and_random_keys():
+    run, params = bind(text(split=True, hidden=4)), weights(0)
+    _, state = run.start(run.init(), params=params)
+
+    @run.jit
+    @run.spmd(params="params")
+    def window(state: Any, params: Any) -> Any:
+        call = run.every[36].begin(state, params=params)
+        for _ in range(4):
+            params, key, none = call.advance((params, jax.random.key(0), None))
+            assert none is None
+            assert key.dtype == jax.random.key(0).dtype
+            grads = jax.grad(lambda params: sum((x**2).sum() for x in call.advance(params).values()))(params)
+            params = jax.tree.map(lambda x, grad: x - grad / 8, params, grads)
+        out, state = call.finish(state, params=params)
+        return state, out.params
+
+    reference = Reference(params, ISLANDS)
+    moves = {name: (0.75**4 - 1) * x for name, x in reference.params.items()}
+    state, params = window(state, params)
+    reference.exchange(moves)
+    check(params, state, reference)
+
+
+def test_values_of_a_step_are_arrays():
+    code, words = refused_in_a_step(
+        lambda run, state, params: run.every[36].begin(state, params=params).advance({"name": "adam"})
+    )
+    assert code == "CP0805"
+    assert "`every_36` was given a str at `name`" in words
+
+
+@pytest.mark.parametrize("method", ["begin", "finish"])
+def test_inputs_of_begin_and_finish_have_names(method: str):
+    def body(run: Any, state: Any, params: Any) -> None:
+        if method == "begin":
+            run.every[36].begin(state, params)
+        run.every[36].begin(state, params=params).finish(state, params)
+
+    code, words = refused_in_a_step(body)
+    assert code == "CP0804"
+    assert "takes its inputs by name, but was passed 2 values" in words
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ({}, "has no count of `every_36`"),
+        ({"every_12": np.int32(3)}, "it has `every_12`"),
+        (3, "is an int"),
+        ({"every_36": np.float32(3)}, "is float32[]"),
+        ({"every_36": np.zeros(2, np.int32)}, "is int32[2]"),
+        ({"every_36": None}, "is None"),
+    ],
+)
+def test_the_count_of_calls_is_an_integer(counts: Any, expected: str):
+    run, params = bind(text(split=True)), weights(0)
+    _, state = run.start(run.init(), params=params)
+    code, words = refused(lambda: run.every[36](state | {"#calls": counts}, params=params))
+    assert code == "CP0812"
+    assert expected in words
