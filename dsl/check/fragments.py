@@ -4,20 +4,21 @@
 call before V steps of the program and ends it after them.
 
 The checker adds the stages. A tree that the phase reads is cut (`pick`) where it enters, and a tree that it
-outputs or updates is put together again (`merge`) at the end. In a hidden phase, a stage that depends on an
-exchange and reads an input reads it at the end (`late`); all others read it at the beginning.
+outputs or updates is put together again (`merge`) at the end. In a hidden phase, an output that is an input,
+and a stage that depends on an exchange, read the input at the end (`late`); other stages read it at the
+beginning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from commplan.diagnostics import Span, listed
 from commplan.dsl import ast
 from commplan.dsl.check.context import CheckContext, is_scalar
 from commplan.dsl.check.numbers import integer
-from commplan.ir.plan import MergeStage, PickStage, Stage, Value, name_of, operands, results
+from commplan.ir.plan import Binding, MergeStage, PickStage, Stage, Value, name_of, operands, results
 from commplan.ir.types import RecordsType, TreeType
 
 # The verbs of stages other than `ast.StageExpr`.
@@ -195,17 +196,17 @@ class Fragments:
         return piece
 
     def prepare(self, expr: ast.Expr, env: dict[str, Value | None]) -> None:
-        """Pick the inputs among the operands of a stage early, or late if it depends on an exchange.
+        """Pick the inputs among the operands of a stage early, or late if it depends on an exchange."""
+        names = _operands(expr)
+        current = [env.get(name.text) for name in names]
+        self.read(names, env, late=any(value is not None and value.id in self._arrived for value in current))
 
-        Only in hidden phases. Changes `env`, the values of names.
-        """
+    def read(self, names: Sequence[ast.Name], env: dict[str, Value | None], *, late: bool) -> None:
+        """Pick the inputs of `names` that no stage has bound, in a hidden phase. Changes `env`."""
         if not self.division.hidden:
             return
-        names = _operands(expr)
-        current = {name.text: env.get(name.text) for name in names}
-        late = any(value is not None and value.id in self._arrived for value in current.values())
         for name in names:
-            entry, value = self.ctx.inputs.get(name.text), current[name.text]
+            entry, value = self.ctx.inputs.get(name.text), env.get(name.text)
             reads = [entry, *(self._picked.get((name.text, late)) for late in (False, True))]
             is_bound = name.text in env and (value is None or value not in reads)
             if entry is not None and not is_bound and name.text not in self.ctx.unknown:
@@ -227,10 +228,10 @@ class Fragments:
         self._late.update(values if reads & self._late else ())
         self._arrived.update(values if exchanges or reads & self._arrived else ())
 
-    def check_exchange(self, span: Span) -> None:
-        """Report a hidden phase that exchanges nothing."""
-        if self.division.hidden and not self._arrived:
-            note = "leave `hidden` out, or exchange a value"
+    def check_exchange(self, bindings: Sequence[Binding], span: Span) -> None:
+        """Report a hidden phase none of whose outputs and states depends on an exchange."""
+        if self.division.hidden and self._arrived.isdisjoint(binding.value for binding in bindings):
+            note = "leave `hidden` out, or exchange a value that an output or a state depends on"
             self.ctx.error("CP0518", "the phase exchanges nothing that steps could hide", span, note)
 
     def merge(self, name: str, piece: Value, span: Span) -> Value | None:
@@ -256,6 +257,7 @@ class Fragments:
             late = hidden > 0 and name in self.ctx.inputs
             stage = MergeStage(fragments, rows, late, span, merged.id, whole.id, piece.id)
             self.stages.append(stage)
+            self._arrived |= {merged.id} if piece.id in self._arrived else set()
         return self._merged[piece.id]
 
     def _new(self, value: Value, span: Span) -> Value:

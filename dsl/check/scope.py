@@ -252,6 +252,8 @@ class PhaseScope:
                 self.ctx.error("CP0509", message, name.span, Note("first here", self.output_spans[name.text]))
                 continue
             self.output_spans[name.text] = name.span
+            if self.fragments is not None:
+                self.fragments.read((name,), self.env, late=True)
             value = self.operand(name)
             if value is not None and self._may_leave(name, value):
                 if self.fragments is not None:

@@ -366,3 +366,23 @@ def test_the_count_of_calls_is_an_integer(counts: Any, expected: str):
     code, words = refused(lambda: run.every[36](state | {"#calls": counts}, params=params))
     assert code == "CP0812"
     assert expected in words
+
+
+@pytest.mark.parametrize("fragments", [1, FRAGMENTS])
+def test_an_input_that_is_an_output_is_read_at_the_end(fragments: int):
+    plan = text(split=True, fragments=fragments, hidden=4).replace("params = map mix(params, shared)\n", "\n")
+    run, params = bind(plan), weights(0)
+    assert run.every[36].lowered.late_arguments == ("params",)
+    _, state = run.start(run.init(), params=params)
+
+    @run.jit
+    @run.spmd(params="params")
+    def window(state: Any, params: Any) -> Any:
+        call = run.every[36].begin(state, params=params)
+        params = jax.tree.map(lambda x: x + 1, call.advance(params))
+        out, state = call.finish(state, params=params)
+        return state, out.params
+
+    _, moved = window(state, params)
+    for name, x in params.items():
+        np.testing.assert_array_equal(moved[name], x + 1)

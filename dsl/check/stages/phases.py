@@ -112,7 +112,7 @@ def _phase(ctx: CheckContext, decl: ast.PhaseDecl, title: str, name: str) -> Pha
     period = decl.period.value if decl.period is not None and isinstance(decl.period.value, int) else 1
     fragments, _, hidden = scope.fragments.division if scope.fragments is not None else (1, (), 0)
     if scope.fragments is not None and len(ctx.diagnostics) == before:
-        scope.fragments.check_exchange(decl.header)
+        scope.fragments.check_exchange((*scope.outputs, *updates), decl.header)
     stages, outputs = tuple(scope.stages), tuple(scope.outputs)
     return Phase(name, decl.kind, decl.header, period, stages, outputs, updates, fragments, hidden)
 
