@@ -67,14 +67,14 @@ def check_count(context: Context, counts: Any, name: str, subject: str, span: Sp
         context.fail("CP0812", message, expected, _BEGIN, span=span)
     entries = cast("Mapping[str, Any]", counts)
     if name not in entries:
-        found = f"it has {list_names(entries) or 'no counts'}"
+        phases = f"it has {list_names(entries) or 'no counts'}"
         message = f"{subject} a state whose `{CALLS}` has no count of `{name}`"
-        context.fail("CP0812", message, found, expected, _BEGIN, span=span)
+        context.fail("CP0812", message, phases, expected, _BEGIN, span=span)
     count = entries[name]
     dtype, shape = getattr(count, "dtype", type(count)), getattr(count, "shape", ())
     if shape or not jax.dtypes.issubdtype(dtype, np.integer):
-        found = f"{dtype}{list(shape)}" if hasattr(count, "dtype") else type_of(count)
-        message = f"{subject} a state whose count of calls of `{name}` is {found}"
+        count_type = f"{dtype}{list(shape)}" if hasattr(count, "dtype") else type_of(count)
+        message = f"{subject} a state whose count of calls of `{name}` is {count_type}"
         context.fail("CP0812", message, expected, _BEGIN, span=span)
 
 
