@@ -136,7 +136,7 @@ def _fail_order(path: str) -> NoReturn:
 def _in_order(node: Any) -> Any:
     """Unwrap leaves, and replace dicts whose keys are not sorted by OrderedDicts, which `flatten` keeps."""
     if type(node) is tuple:
-        return node[0]
+        return cast("tuple[Any]", node)[0]
     inner = {key: _in_order(value) for key, value in cast("dict[str, Any]", node).items()}
     return inner if list(inner) == sorted(inner) else OrderedDict(inner)
 
