@@ -162,10 +162,10 @@ class Location(SyntaxNode, frozen=True):
 
 
 class Option(SyntaxNode, frozen=True):
-    """`bucket = 25 MiB` inside braces."""
+    """`bucket = 25 MiB` or `wire = int8(block = 32)` inside braces."""
 
     key: Name
-    value: Name | Number | Location
+    value: Name | Number | Location | CallExpr
 
 
 class Options(SyntaxNode, frozen=True):

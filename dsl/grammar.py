@@ -265,6 +265,7 @@ _BUILD: dict[str, Callable[[_Children], Any]] = {
     "number": lambda children: _number(children[0]),
     "call": partial(_make_bracketed, ast.CallExpr, "args", ast.CallArg),
     "argument": _argument,
+    "format": partial(_make_bracketed, ast.CallExpr, "args", ast.CallArg),
     "location": _location,
     **dict.fromkeys(_CLAUSES, _clause),
     **{rule: partial(_node, rule) for rule in _NODES},

@@ -15,7 +15,7 @@ from commplan.ir.collective_kinds import TAKES_BLOCKS
 from commplan.ir.grouping import grouped
 from commplan.ir.types import DType
 
-Step = ir.Cast | ir.Collective | ir.LocalSum | ir.Scale
+Step = ir.Cast | ir.Collective | ir.LocalSum | ir.Scale | ir.Encode | ir.Decode
 D = TypeVar("D", bound=Hashable)  # a dtype, of any library
 
 TAP = "tap"  # prefix in the names of tapped reductions, before the phase and the plan line

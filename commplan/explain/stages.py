@@ -65,7 +65,7 @@ def filler_lines(stage: Load, records: int | None) -> tuple[str, ...]:
 def hints_text(hints: Hints) -> str:
     """Hints as text, such as `{ bucket = 25 MiB, wire = bf16 }`; empty if there are none."""
     fields = [
-        f"{name} = {sized(value) if name in ('bucket', 'chunk') else value}"
+        f"{'wire' if name == 'codec' else name} = {sized(value) if name in ('bucket', 'chunk') else value}"
         for name in Hints.__struct_fields__
         if (value := getattr(hints, name)) is not None
     ]

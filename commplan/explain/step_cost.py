@@ -148,7 +148,7 @@ def _advice(stage: graph.Stage, schedule: ir.Schedule, time: PhaseTime) -> Itera
         is_wide
         and is_single_level
         and isinstance(stage, graph.Reduce | graph.Scatter)
-        and stage.hints.wire is None
+        and stage.hints.wire is stage.hints.codec is None
     ):
         yield "{ wire = bf16 } sends fewer bytes, and rounds each value"
 

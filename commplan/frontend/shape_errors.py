@@ -252,9 +252,9 @@ def _idle_options(stage: Any, values: Mapping[graph.Ref, Value], file: str) -> l
     ref, how = sends
     hints: graph.Hints = stage.hints
     dtypes = {leaf.dtype for leaf in values[ref].leaves}
-    options = {"wire": hints.wire, "accumulate": hints.accumulate}
+    options = {"wire": hints.codec or hints.wire, "accumulate": hints.accumulate}
     if not any(dtype.is_float for dtype in dtypes):
-        named = " and ".join(f"`{name}`" for name, dtype in options.items() if dtype is not None)
+        named = " and ".join(f"`{name}`" for name, value in options.items() if value is not None)
         message = f"{named} of `{graph.name_of(ref)}`: it has no float leaf"
         violation = rules.Violation(message, ("integers are sent and added as they are",))
         return [violation.diagnostic("CP0613", stage.span, file)] if named else []

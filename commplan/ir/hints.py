@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from commplan.ir.codec import Codec
 from commplan.ir.refs import Ref, name_of
 from commplan.ir.roles import Execution, Meaning
 from commplan.ir.types import DType, OnFailure, Operator, sized
@@ -82,6 +83,7 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         overlap: The computation that the stage overlaps with: `backward`, or `update` if the compiler chose
             so.
         wire: The type of floats when they are sent; by default, their own.
+        codec: The block format of floats when they are sent, if `wire` is one.
         accumulate: The type of floats when they are added; by default their own, except in means of 16-bit
             floats (`for_mean`).
         chunk: The bytes of a message; of an exchange, also the maximum bytes of a unit of the state.
@@ -99,6 +101,7 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     bucket: Execution[int | None] = None
     overlap: Execution[Literal["backward", "update"] | None] = None
     wire: Meaning[DType | None] = None
+    codec: Meaning[Codec | None] = None
     accumulate: Meaning[DType | None] = None
     chunk: Execution[int | None] = None
     staleness: Meaning[int | None] = None
@@ -114,7 +117,8 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         """The types in which values of `dtype` are sent and added.
 
         Only floats change type. The wire type defaults to `dtype`, and so does the accumulation type, which
-        is at least as wide as the wire type.
+        is at least as wide as the wire type. For a block format the wire
+        type is `dtype`, and the accumulation type defaults to f32 or wider.
 
         Args:
             dtype: The type of the values.
@@ -128,12 +132,18 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         wire = self.wire or dtype
         if not adds and wire.nbytes > dtype.nbytes:
             wire = dtype
-        accumulate = self.accumulate or dtype
+        is_narrow = self.codec is not None and dtype.nbytes < DType.F32.nbytes
+        accumulate = self.accumulate or (DType.F32 if is_narrow else dtype)
         return wire, accumulate if accumulate.nbytes >= wire.nbytes else wire
 
     def changes(self, dtype: DType) -> bool:
         """Whether sums of values of `dtype` are sent or added in another type."""
-        return self.wire_types(dtype) != (dtype, dtype)
+        return self.wire_types(dtype) != (dtype, dtype) or (self.codec is not None and dtype.is_float)
+
+    @property
+    def exact(self) -> Hints:
+        """These hints without options that round values."""
+        return msgspec.structs.replace(self, wire=None, codec=None, accumulate=None)
 
     def for_mean(self, dtypes: Collection[DType], via: Algorithm | None, *, is_weighted: bool) -> Hints:
         """The hints of a mean of leaves of `dtypes`.

@@ -20,7 +20,9 @@ import msgspec
 from commplan.diagnostics import Span, fail, near_note
 from commplan.ir.ops import Cast as Cast
 from commplan.ir.ops import Collective as Collective
+from commplan.ir.ops import Decode as Decode
 from commplan.ir.ops import Elastic as Elastic
+from commplan.ir.ops import Encode as Encode
 from commplan.ir.ops import Exchange as Exchange
 from commplan.ir.ops import Get as Get
 from commplan.ir.ops import LocalSum as LocalSum
@@ -69,7 +71,7 @@ from commplan.ir.values import widest as widest
 
 # The version of the file format. It is increased if files of the version before lack a field, or have one of
 # another meaning. Files of other versions are refused (CP1002), and their plans must be compiled again.
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 # The backend that a schedule is compiled for.
 Backend = Literal["jax", "mpi"]

@@ -127,8 +127,8 @@ def _without_pins(stage: Stage) -> Iterator[tuple[str, Stage]]:
         yield f"`via {via}`", _replace_fields(stage, via=None)
     if hints is not None and hints.chunk is not None:
         yield f"`chunk = {sized(hints.chunk)}`", _replace_fields(stage, hints=replace(hints, chunk=None))
-    if hints is not None and hints.wire is not None:
-        yield f"`wire = {hints.wire}`", _replace_fields(stage, hints=replace(hints, wire=None))
+    if hints is not None and (wire := hints.codec or hints.wire) is not None:
+        yield f"`wire = {wire}`", _replace_fields(stage, hints=replace(hints, wire=None, codec=None))
 
 
 def _replace_fields(stage: Stage, **fields: object) -> Stage:

@@ -37,6 +37,7 @@ def of_option(word: str) -> str:
         "bytes": "a size, such as `25 MiB`",
         "count": "a whole number",
         "dtype": "a float type",
+        "wire": "a float type, or `int8(block = 32)`, `int4(block = 32)` or `f8e4m3(block = 32)`",
         "cache": 'a size, such as `8 GiB`, or `disk("PATH", 200 GiB)`',
     }
     kind = kinds.get(rule.kind) or " or ".join(f"`{value}`" for value in rule.words)

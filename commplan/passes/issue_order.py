@@ -13,7 +13,7 @@ from itertools import pairwise
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.analysis.server_ops import worker_operands
 from commplan.ir.plan import Ref
-from commplan.ir.schedule import Cast, Collective, LocalSum, Op, Scale, Value
+from commplan.ir.schedule import Cast, Collective, Decode, Encode, LocalSum, Op, Scale, Value
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 
@@ -138,7 +138,7 @@ def _reduces(op: Op, uses: DefUse[Op]) -> bool:
 
     The search ends at a pack, since its operands belong to another stage.
     """
-    while isinstance(op, Collective | Cast | LocalSum | Scale):
+    while isinstance(op, Collective | Cast | Encode | Decode | LocalSum | Scale):
         if isinstance(op, Collective) and (op.op is not None or op.kind == "all_to_all"):
             return True
         maker = uses.maker(op.operand)
@@ -155,7 +155,7 @@ def _level(index: int, uses: DefUse[Op]) -> tuple[int, int]:
     first collective.
     """
     op, first, levels = uses.ops[index], index, 0
-    while isinstance(op, Collective | Cast | LocalSum | Scale):
+    while isinstance(op, Collective | Cast | Encode | Decode | LocalSum | Scale):
         axes = op.axes if isinstance(op, Collective) else ()
         source = uses.indices.get(op.operand)
         if source is None:

@@ -1,4 +1,4 @@
-"""wire: sends values in the wire dtype and adds them in the accumulation dtype.
+"""wire: sends values in the wire dtype or block format, and adds them in the accumulation dtype.
 
 It also lowers the divisors of means, which backends do not execute. They do not execute the hint `integers`
 either: `packing.rewrite_flat` lowers it while it packs a collective for this pass.
@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from commplan.collectives.registry import algorithms
 from commplan.ir.plan import Algorithm, Ref
 from commplan.ir.remark import Choice
-from commplan.ir.schedule import Cast, Collective, LocalSum, Phase, Scale, Schedule
+from commplan.ir.schedule import Collective, LocalSum, Phase, Scale, Schedule
 from commplan.ir.types import DType
 from commplan.passes.base import Pass, PassContext
 from commplan.passes.packing import rewrite_flat
 from commplan.passes.rewrite import Editor, padded, round_up, trimmed
+from commplan.passes.wire_ops import Wire, cast
 from commplan.select.options import NATIVE, has_wire_options
 
 
@@ -52,21 +53,23 @@ def _rewrite(editor: Editor, op: Collective, padding_allowed: bool, choices: lis
         padding_allowed: Whether readers tolerate padding after the result.
         choices: Receives the decision if the dtypes differ from that of the operand.
     """
-    dtype = editor.leaf(op.operand).dtype
-    adds = op.op == "sum" and editor.size(op.axes) > 1
-    wire, accumulate = op.hints.wire_types(dtype, adds=adds)
+    dtype, ranks = editor.leaf(op.operand).dtype, editor.size(op.axes)
+    adds = op.op == "sum" and ranks > 1
+    sent, accumulate = op.hints.wire_types(dtype, adds=adds)
+    in_blocks = ranks > 1 and dtype.is_float and op.op in (None, "sum")
+    wire = Wire(sent, op.hints.codec if in_blocks else None)
     if op.divisor > 1 and op.hints.divides_first(dtype):
         op = replace(op, operand=_divide(editor, op, op.operand, f"{op.result}/divided"), divisor=1)
-    # The collective that remains after the casts and divisions.
-    bare = replace(op, hints=replace(op.hints, wire=None, accumulate=None), divisor=1)
-    if wire == dtype and (not adds or accumulate == wire):
+    # The collective that remains after the conversions and divisions.
+    bare = replace(op, hints=op.hints.exact, divisor=1)
+    if wire == (dtype, None) and (not adds or accumulate == sent):
         if op.divisor == 1:
             editor.ops.append(bare)
         else:
             _divide(editor, op, editor.move(bare, op.operand, f"{op.result}/sum"))
         return
-    if not adds or accumulate == wire:
-        _cast_around(editor, op, bare, wire)
+    if not adds or (accumulate == sent and wire.codec is None):
+        _convert_around(editor, op, bare, wire)
         why = "nothing is added" if not adds else f"sums are requested in {accumulate} too"
         choices.append(Choice("wire", f"`{op.result}`: {op.kind} in {wire}", why, op.span))
         return
@@ -76,17 +79,22 @@ def _rewrite(editor: Editor, op: Collective, padding_allowed: bool, choices: lis
         _sum(editor, op, bare, wire, accumulate, padding_allowed)
     text = f"`{op.result}`: sent in {wire}, added in {accumulate}"
     why = f"a backend's own {op.kind} of {wire} would add in {wire}"
+    if wire.codec is not None:
+        why = f"no backend adds values in {wire.codec.name}"
     if op.pinned and op.algorithm != NATIVE:
         moves = "the all-gather alone" if _gathers_by(op) != NATIVE and op.kind == "all_reduce" else "nothing"
         why += f"; `via {op.algorithm}` carries out {moves}, since it adds in the type that it sends"
     choices.append(Choice("wire", text, why, op.span, _alternatives(op.kind, dtype, wire, accumulate)))
 
 
-def _alternatives(kind: str, dtype: DType, wire: DType, accumulate: DType) -> tuple[str, ...]:
+def _alternatives(kind: str, dtype: DType, wire: Wire, accumulate: DType) -> tuple[str, ...]:
     """Descriptions of the rejected alternatives: one native collective in the wire dtype, or in `dtype`."""
+    if wire.codec is not None:
+        times = dtype.nbytes * wire.codec.block / wire.codec.nbytes(wire.codec.block)
+        return (f"one {kind} that sends and adds in {dtype}: {times:.3g} x the bytes",)
     rejected = [f"one {kind} that sends and adds in {wire}: the sum must be in {accumulate}"]
-    if dtype.nbytes > wire.nbytes:
-        times = dtype.nbytes // wire.nbytes
+    if dtype.nbytes > wire.dtype.nbytes:
+        times = dtype.nbytes // wire.dtype.nbytes
         rejected.append(f"one {kind} that sends and adds in {dtype}: {times} x the bytes")
     return tuple(rejected)
 
@@ -105,51 +113,53 @@ def _merge_choices(choices: Sequence[Choice]) -> list[Choice]:
     ]
 
 
-def _cast_around(editor: Editor, op: Collective, bare: Collective, wire: DType) -> None:
+def _convert_around(editor: Editor, op: Collective, bare: Collective, wire: Wire) -> None:
     """Lower a collective that adds nothing, or adds in the wire dtype.
 
     y = broadcast(x)  -->  y = cast(broadcast(cast(x, wire)), dtype of x)
+    y = broadcast(x)  -->  y = decode(broadcast(encode(x)))
     """
-    narrow = _cast(editor, op, op.operand, wire, f"{op.result}/{wire}")
+    source, size = editor.leaf(op.operand), editor.leaf(op.result).size
+    narrow = wire.narrow(editor, op, op.operand, f"{op.result}/")
     moved = editor.move(bare, narrow, f"{op.result}/moved")
     if op.divisor > 1:
         moved = _divide(editor, op, moved, f"{op.result}/mean")
-    editor.emit(Cast(op.result, moved, editor.leaf(op.operand).dtype, op.span))
+    wire.widen(editor, op, moved, source.dtype, None, size // source.size, size)
 
 
-def _scatter(editor: Editor, op: Collective, bare: Collective, wire: DType, accumulate: DType) -> None:
+def _scatter(editor: Editor, op: Collective, bare: Collective, wire: Wire, accumulate: DType) -> None:
     """Lower a reduce-scatter.
 
     y = reduce_scatter(x)  -->  y = cast(local_sum(cast(all_to_all(cast(x, wire)), accumulate)))
     """
     dtype = editor.leaf(op.result).dtype
-    done = accumulate == dtype
-    total = _shard_sum(editor, op, bare, wire, accumulate, None if done else f"{op.result}/shard")
-    if not done:
-        editor.emit(Cast(op.result, total, dtype, op.span))
+    name = None if accumulate == dtype else f"{op.result}/shard"
+    total = _shard_sum(editor, op, bare, wire, accumulate, name)
+    if name is not None:
+        cast(editor, op, total, dtype, None)
 
 
 def _sum(
-    editor: Editor, op: Collective, bare: Collective, wire: DType, accumulate: DType, padding_allowed: bool
+    editor: Editor, op: Collective, bare: Collective, wire: Wire, accumulate: DType, padding_allowed: bool
 ) -> None:
-    """Lower an all-reduce. The buffer is padded to whole shards.
+    """Lower an all-reduce. The buffer is padded to whole shards, and shards to whole blocks.
 
     y = all_reduce(x)  -->  s = local_sum(cast(all_to_all(cast(x, wire)), accumulate));
                             y = cast(all_gather(cast(s, wire)))
     """
-    dtype, before = editor.leaf(op.operand).dtype, editor.leaf(op.operand).size
-    size = round_up(before, editor.size(op.axes))
+    dtype, before, ranks = editor.leaf(op.operand).dtype, editor.leaf(op.operand).size, editor.size(op.axes)
+    size = round_up(before, ranks * (wire.codec.block if wire.codec else 1))
     bare = replace(bare, operand=padded(editor, op.operand, size))
     total = _shard_sum(editor, op, bare, wire, accumulate, f"{op.result}/shard")
-    narrow = _cast(editor, op, total, wire, f"{op.result}/shard_{wire}")
-    gather_algorithm = _gathers_by(op)
+    narrow = wire.narrow(editor, op, total, f"{op.result}/shard_")
+    gathers_by = _gathers_by(op)
     gathered = editor.move(
-        bare, narrow, f"{op.result}/gathered", kind="all_gather", op=None, algorithm=gather_algorithm
+        bare, narrow, f"{op.result}/gathered", kind="all_gather", op=None, algorithm=gathers_by
     )
-    if size == before or padding_allowed:
-        editor.emit(Cast(op.result, gathered, dtype, op.span))
-        return
-    trimmed(editor, _cast(editor, op, gathered, dtype, f"{op.result}/padded"), op)
+    name = None if size == before or padding_allowed else f"{op.result}/padded"
+    received = wire.widen(editor, op, gathered, dtype, name, ranks, size)
+    if name is not None:
+        trimmed(editor, received, op)
 
 
 def _gathers_by(op: Collective) -> Algorithm:
@@ -158,7 +168,7 @@ def _gathers_by(op: Collective) -> Algorithm:
 
 
 def _shard_sum(
-    editor: Editor, op: Collective, bare: Collective, wire: DType, accumulate: DType, name: Ref | None
+    editor: Editor, op: Collective, bare: Collective, wire: Wire, accumulate: DType, name: Ref | None
 ) -> Ref:
     """Emit this rank's shard of the sum or mean, in dtype `accumulate`.
 
@@ -166,17 +176,18 @@ def _shard_sum(
         editor: Receives the ops.
         op: The collective that is lowered.
         bare: `op` without wire options and divisor, on a buffer of whole shards.
-        wire: The dtype of the values that are sent.
+        wire: The form of the values that are sent.
         accumulate: The dtype of the sum.
         name: The name of the shard, made unique; None if it is the result of `op`.
 
     Returns:
         The shard.
     """
-    narrow = _cast(editor, op, bare.operand, wire, f"{op.result}/{wire}")
+    ranks, size = editor.size(op.axes), editor.leaf(bare.operand).size
+    narrow = wire.narrow(editor, op, bare.operand, f"{op.result}/", ranks)
     swapped = editor.move(bare, narrow, f"{op.result}/swapped", kind="all_to_all", op=None, algorithm=NATIVE)
-    wide = _cast(editor, op, swapped, accumulate, f"{op.result}/{accumulate}")
-    total = LocalSum(op.result, wide, editor.size(op.axes), op.span)
+    wide = wire.widen(editor, op, swapped, accumulate, f"{op.result}/{accumulate}", ranks, size)
+    total = LocalSum(op.result, wide, ranks, op.span)
     if op.divisor == 1:
         return editor.emit(total, name)
     return _divide(editor, op, editor.emit(total, f"{op.result}/sum"), name)
@@ -185,10 +196,3 @@ def _shard_sum(
 def _divide(editor: Editor, op: Collective, operand: Ref, name: Ref | None = None) -> Ref:
     """Divide `operand` by the divisor of `op`. If `name` is None, the quotient is the result of `op`."""
     return editor.emit(Scale(op.result, operand, "div", float(op.divisor), op.span), name)
-
-
-def _cast(editor: Editor, op: Collective, operand: Ref, dtype: DType, name: Ref) -> Ref:
-    """Cast `operand` to `dtype`, unless it has this dtype."""
-    if editor.leaf(operand).dtype == dtype:
-        return operand
-    return editor.emit(Cast(op.result, operand, dtype, op.span), name)

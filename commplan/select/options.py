@@ -65,9 +65,10 @@ def crossed_levels(op: Collective, schedule: Schedule, topology: Topology | None
     Returns:
         The levels. Empty without a topology, if an axis of `op` has one rank, if a single axis spans one
         level or does not fill its levels, and if several axes do not map to one level each, all different.
+        Empty also for values in blocks, since each level would round them again.
     """
     axes = [axis for axis in schedule.axes if axis.name in op.axes and axis.size > 1]
-    if topology is None or not axes or len(axes) < len(op.axes):
+    if topology is None or not axes or len(axes) < len(op.axes) or op.hints.codec is not None:
         return ()
     if len(axes) == 1:
         return _within(axes[0], topology)
@@ -161,4 +162,5 @@ def has_wire_options(op: Collective) -> bool:
 
     These may name the type that the values have already; `Hints.changes` is whether they change it.
     """
-    return op.hints.wire is not None or op.hints.accumulate is not None
+    hints = op.hints
+    return hints.wire is not None or hints.codec is not None or hints.accumulate is not None

@@ -204,9 +204,7 @@ def check_equivalence(
 def _is_to_be_written_out(phase: Phase) -> bool:
     """Whether a collective of `phase` requests casts, a division, or several reductions by dtype."""
     collectives = (op for op in phase.ops if isinstance(op, Collective))
-    return any(
-        op.hints.wire or op.hints.accumulate or op.hints.integers or op.divisor > 1 for op in collectives
-    )
+    return any(op.hints != op.hints.exact or op.hints.integers or op.divisor > 1 for op in collectives)
 
 
 def _is_written_out(phase: Phase, report: DiagnosticReport) -> bool:

@@ -24,7 +24,9 @@ from commplan.ir.roles import Role
 from commplan.ir.schedule import (
     SCHEMA_VERSION,
     Collective,
+    Decode,
     Elastic,
+    Encode,
     Exchange,
     Get,
     Op,
@@ -45,6 +47,7 @@ from commplan.verify.scope import Declarations, DiagnosticReport, OpScope
 
 # Names of options that change results, as opposed to performance.
 _MEANT = [field.name for field in roles.fields(Hints) if field.role is Role.MEANING]
+_MOVES_ROWS = ("all_to_all", "all_gather", "broadcast")  # the collectives of encoded rows
 _LANES = re.compile(r"host_read|host_compute|device|network(:.+)?")  # valid lanes of ops
 
 
@@ -160,6 +163,7 @@ def _verify_phase(scope: OpScope) -> None:
         check_input(scope)
     _clocks(scope)
     _check_late(scope)
+    _check_encoded(scope)
     bound = bind_sources(phase)
     if bound != phase:
         message = f"phase `{phase.name}` has wrong lists of values that depend on sources alone"
@@ -175,6 +179,17 @@ def _check_late(scope: OpScope) -> None:
         if isinstance(op, Collective) and op.operand in late:
             message = f"`{op.operand}` depends on an input that is read after the steps"
             report.add("CP0735", f"{message}: its {op.kind} is not hidden", op.span)
+
+
+def _check_encoded(scope: OpScope) -> None:
+    """Report ops that read encoded bytes, and neither move whole rows nor decode them."""
+    encoded: set[Ref] = set()
+    for op in scope.phase.ops:
+        wrong = encoded.intersection(operands(op))
+        if isinstance(op, Encode) or (isinstance(op, Collective) and op.kind in _MOVES_ROWS and wrong):
+            encoded.update(results(op))
+        elif wrong and not isinstance(op, Decode):
+            scope.report.add("CP0731", f"a {op.title} reads `{min(wrong)}`, which is encoded", op.span)
 
 
 def _check_op(scope: OpScope, op: Op) -> None:

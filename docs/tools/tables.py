@@ -96,6 +96,8 @@ def _values(rule: OptionRule) -> str:
             return " or ".join(f"`{word}`" for word in rule.words)
         case "dtype":
             return "a float type"
+        case "wire":
+            return "a float type, " + ", ".join(f"`{word}(block = N)`" for word in rule.words)
         case "cache":
             return 'a size such as `8 GiB`, or `disk("PATH", 200 GiB)`'
 

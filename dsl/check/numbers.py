@@ -16,8 +16,14 @@ BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}  # bytes of each unit o
 LARGEST = (1 << 63) - 1  # the largest valid whole number, which fits in 64 bits
 
 
-def written(value: ast.Name | ast.Number | ast.Location) -> str:
-    """The source text of a name, of a number with its unit, or of a file with its size."""
+def written(value: ast.Name | ast.Number | ast.Location | ast.CallExpr) -> str:
+    """The source text of a name, of a number with its unit, of a file with its size, or of a call."""
+    if isinstance(value, ast.CallExpr):
+        args = (
+            f"{arg.key.text} = {written(arg.value)}" if arg.key else written(arg.value)
+            for arg in value.args or ()
+        )
+        return f"{value.name.text}({', '.join(args)})"
     if isinstance(value, ast.Location):
         return f'{value.name.text}("{value.path}", {written(value.size)})'
     text = value.text.strip()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from commplan.ir.analysis.def_use import DefUse
-from commplan.ir.schedule import Collective, Leaf, LocalSum, Schedule
+from commplan.ir.schedule import Collective, Encode, Leaf, LocalSum, Schedule
 from commplan.lowering.audit.expect import Expected, LeafLowering, MeshLike, computed
 from commplan.lowering.hlo.step import CompiledCollective, CompiledStep, Platform
 from commplan.lowering.programs import spreads
@@ -74,7 +74,8 @@ def _tap_collectives(
     values = {value.id: value for value in (*schedule.entry, *body.values)}
     for value in schedule.entry:
         flat, tree, is_unsharded = chains(value.id, uses, values)
-        if not value.placement.partial or not is_unsharded:
+        in_blocks = any(isinstance(op, Encode) for chain in flat.values() for op in chain)
+        if not value.placement.partial or not is_unsharded or in_blocks:
             continue
         leaves = [(leaf.dtype, leaf.nbytes) for leaf in value.leaves]
         for dtype, indices in reduction_groups(leaves, asynchronous=True):

@@ -7,10 +7,11 @@ dimension is split, rather than of a tree, whose leaves are flattened before the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from jax import Array, lax
 
@@ -20,10 +21,12 @@ from commplan.ir.fragments import FragmentLayout
 from commplan.ir.plan import name_of
 from commplan.ir.refs import base_name
 from commplan.ir.types import DType
+from commplan.lowering import blocks
 from commplan.lowering.jax.pytree import LEAF, Tree
 
 Values = Mapping[str, ir.Value]  # the values of a phase by id
 Env = Mapping[str, Tree]  # the trees of values by id
+_LIBRARY = blocks.Library(jnp, lax.bitcast_convert_type, ml_dtypes.float8_e4m3fn)
 # The note of errors about disabled 64-bit types.
 ENABLE_X64 = "64-bit types need jax.config.update('jax_enable_x64', True)"
 
@@ -248,7 +251,7 @@ def scale(leaf: Array, how: str, by: Any, over: Any = None) -> Array:
 
 
 def converted(
-    op: ir.Cast | ir.LocalSum | ir.Scale,
+    op: ir.Cast | ir.LocalSum | ir.Scale | ir.Encode | ir.Decode,
     leaf: Array,
     file: str,
     by: Any = None,
@@ -276,6 +279,29 @@ def converted(
             return leaf.reshape(op.ways, -1).sum(0, dtype=leaf.dtype)
         case ir.Scale():
             return scale(leaf, op.how, by, over)
+        case ir.Encode():
+            return encode(leaf, op)
+        case ir.Decode():
+            dtype = checked_dtype(op.dtype, op.result, op.span, file)
+            return blocks.decode(leaf, op.codec, op.rows, op.width, op.dtype, _LIBRARY).astype(dtype)
+
+
+def encode(leaf: Array, op: ir.Encode) -> Array:
+    """The bytes of a buffer of floats.
+
+    Raises:
+        NotImplementedError: When differentiated, since the derivative of a rounded value is zero.
+    """
+
+    @jax.custom_jvp
+    def encoded(x: Array) -> Array:
+        return blocks.encode(x, op.codec, op.rows, _LIBRARY)
+
+    @encoded.defjvp
+    def _(*_: Any) -> NoReturn:
+        raise NotImplementedError(f"{op.codec} has no derivative: call the phase with the gradient")
+
+    return encoded(leaf)
 
 
 def pull(leaf: Array, center: Array, eta: Any, rho: Any) -> Array:

@@ -296,7 +296,7 @@ class Lowered:
                     for x, leaf in zip(unpacked, value.leaves, strict=True)
                 )
                 env[op.result] = Tree(leaves, self._structure(op, env))
-            case ir.Cast() | ir.LocalSum() | ir.Scale():
+            case ir.Cast() | ir.LocalSum() | ir.Scale() | ir.Encode() | ir.Decode():
                 factors = (op.by, op.over) if isinstance(op, ir.Scale) else ()
                 by, over = [env[x].leaves[0] if isinstance(x, str) else x for x in factors] or (None, None)
                 tree, file = env[op.operand], self.schedule.file

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from commplan.ir import schedule as ir
 from commplan.ir.fragments import FragmentLayout
 from commplan.ir.types import DType
+from commplan.lowering import blocks
 
 Array = npt.NDArray[Any]
 # The ufunc of each reduction.
@@ -28,6 +29,32 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
 
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(dtype.numpy_name)
+
+
+def _bits(x: Array, dtype: Any) -> Array:
+    return np.ascontiguousarray(x).view(dtype)
+
+
+def _library(op: ir.Encode | ir.Decode) -> blocks.Library:
+    """NumPy's functions. 8-bit floats require `ml_dtypes`, a dependency of JAX."""
+    if op.codec.name != "f8e4m3":
+        return blocks.Library(np, _bits, None)
+    import ml_dtypes  # noqa: PLC0415  only for 8-bit floats
+
+    return blocks.Library(np, _bits, ml_dtypes.float8_e4m3fn)
+
+
+def encode(x: Array, op: ir.Encode) -> Array:
+    """The bytes of a buffer of floats."""
+    with np.errstate(all="ignore"):
+        return blocks.encode(x, op.codec, op.rows, _library(op))
+
+
+def decode(x: Array, op: ir.Decode) -> Array:
+    """The floats of a buffer of bytes."""
+    with np.errstate(all="ignore"):
+        values = blocks.decode(x, op.codec, op.rows, op.width, op.dtype, _library(op))
+    return values.astype(numpy_dtype(op.dtype))
 
 
 def pad(x: Array, ways: int) -> Array:

@@ -149,6 +149,10 @@ class NumpyRun:
             case ir.LocalSum():
                 (x,) = env[op.operand][rank]
                 return (np.add.reduce(x.reshape(op.ways, -1), dtype=x.dtype),)
+            case ir.Encode():
+                return (ops.encode(env[op.operand][rank][0], op),)
+            case ir.Decode():
+                return (ops.decode(env[op.operand][rank][0], op),)
             case ir.Scale():
                 by, over = number(op.by), number(op.over)
                 return tuple(ops.scale(x, op.how, by, over) for x in env[op.operand][rank])

@@ -45,7 +45,7 @@ each step {
 }
 """
 EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
-OPTIONS = ("", "via ring", "{ wire = bf16, accumulate = f32 }")
+OPTIONS = ("", "via ring", "{ wire = bf16, accumulate = f32 }", "{ wire = int8(block = 32) }")
 
 
 def params() -> Any:
@@ -100,7 +100,7 @@ def expected() -> list[float]:
 
 
 def close(losses: list[float], options: str = "") -> bool:
-    return np.allclose(losses, expected(), rtol=1e-2 if "bf16" in options else 1e-6)
+    return np.allclose(losses, expected(), rtol=1e-2 if "wire" in options else 1e-6)
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -276,10 +276,14 @@ def test_a_scanned_body_closes_over_what_is_differentiated():
     np.testing.assert_allclose(shift, expected[1], atol=1e-6)
 
 
-@pytest.mark.parametrize("gather", ["", "via ring", "{ bucket = 1 KiB }", "{ wire = bf16 }"])
+BLOCKS = "{ wire = int8(block = 8) }"
+
+
+@pytest.mark.parametrize("gather", ["", "via ring", "{ bucket = 1 KiB }", "{ wire = bf16 }", BLOCKS])
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_weights_and_gradients_travel_as_the_plan_says(gather: str, check_vma: bool):
-    run, layers = bound(gather=gather, scatter="{ wire = bf16, accumulate = f32 }"), drawn(2)
+    scatter = BLOCKS if gather == BLOCKS else "{ wire = bf16, accumulate = f32 }"
+    run, layers = bound(gather=gather, scatter=scatter), drawn(2)
 
     @run.spmd(params="same", x="split data", returns=("split data",), check_vma=check_vma)
     def step(state, params, x):
@@ -289,7 +293,9 @@ def test_weights_and_gradients_travel_as_the_plan_says(gather: str, check_vma: b
     _, shards = lowered.compile()({}, layers, batches()[0])
     whole = jax.jit(jax.grad(lambda p: (block(p[1], block(p[0], batches()[0])) ** 2).mean()))(layers)
     for mine, leaf in zip(jax.tree.leaves(shards), jax.tree.leaves(whole), strict=True):
-        np.testing.assert_allclose(joined(mine, leaf, stack=False), leaf, atol=2e-3)
+        np.testing.assert_allclose(
+            joined(mine, leaf, stack=False), leaf, atol=2e-2 if gather == BLOCKS else 2e-3
+        )
     text = lowered.as_text()
     assert ("collective_permute" in text) == (gather == "via ring")
     assert ("all_gather" in text) == (gather != "via ring")

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from support.embedding import bind, mesh_of, refused
 
+import commplan
 from commplan.diagnostics import CommplanError
 
 PLAN = """plan p
@@ -416,6 +417,23 @@ def test_taps_that_cannot_do_what_the_plan_does():
     tree = jax.tree.map(lambda x: np.stack([x, x]), TREE)
     code, text = refused(lambda: step({}, tree))
     assert (code, "weighted" in text) == ("CP0815", True)
+
+
+ENCODED = """plan encoded
+axis data = 8
+input grads : tree partial data
+each step {
+    grads = reduce grads over data by mean { wire = int8(block = 8) }
+    output grads
+}
+"""
+
+
+def test_a_tap_does_not_encode():
+    run = commplan.loads(ENCODED).compile(mesh_of(data=8), shapes={"grads": TREE}).bind(mesh_of(data=8))
+    step = run.spmd(params="same")(lambda state, params: (state, run.tap(params)))
+    code, text = refused(lambda: step({}, TREE))
+    assert (code, "in blocks" in text) == ("CP0815", True)
 
 
 def step(state: Any, params: Any = None) -> Any:

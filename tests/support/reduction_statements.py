@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from commplan.diagnostics import CommplanError
+from commplan.ir.codec import Codec
+from commplan.ir.types import DType
 
+from .oracle.codec import from_bytes, to_bytes
 from .reductions import FLOATS, TYPES, Case, run
 
 Array = np.ndarray[Any, Any]
@@ -169,6 +172,46 @@ def a_type_of_64_bits_has_to_be_enabled(where: Any) -> None:
                 reduced(where, op, "f32", [2**24], [1], options=options, weights=weights)
 
 
+def a_sum_in_blocks_is_rounded_before_and_after_the_addition(where: Any) -> None:
+    for codec in (Codec("int8", 8), Codec("int4", 16), Codec("f8e4m3", 8)):
+        for op, dtype in (("sum", "f32"), ("mean", "f16"), ("mean", "bf16")):
+            rows = np.random.default_rng(0).standard_normal((2, 37)).astype(TYPES[dtype])
+            case = Case("", (1, 2), op, {"x": rows}, "", (("wire", str(codec)),))
+            result, target = run(case, where)["x"], _sum_in_blocks(rows, codec, DType(dtype), op == "mean")
+            assert result.tobytes() == target.tobytes(), f"{codec} {op} {dtype}"
+
+
+def _sum_in_blocks(rows: Array, codec: Codec, dtype: DType, is_mean: bool) -> Array:
+    """The sum or mean of two rows: padded to two shards of whole blocks, quantized, added and quantized."""
+    size = -(-rows.shape[1] // (2 * codec.block)) * codec.block
+    shards = np.pad(rows, ((0, 0), (0, 2 * size - rows.shape[1]))).reshape(2, 2, size)
+    received = [[from_bytes(to_bytes(x, codec), codec, size, DType.F32) for x in rank] for rank in shards]
+    totals = [(x + y) / np.float32(2 if is_mean else 1) for x, y in zip(*received, strict=True)]
+    whole = [from_bytes(to_bytes(total, codec), codec, size, dtype) for total in totals]
+    return np.concatenate(whole)[: rows.shape[1]]
+
+
+def a_block_with_nan_or_infinity_is_nan_and_others_are_not(where: Any) -> None:
+    for special in (NAN, INF, -INF):
+        rows = np.full((2, 32), 127, np.float32)  # sent with the scale 1
+        rows[1, 11] = special
+        result = run(Case("", (1, 2), "sum", {"x": rows}, "", (("wire", "int8(block = 8)"),)), where)["x"]
+        assert np.isnan(result[8:16]).all() and (np.delete(result, range(8, 16)) == 254).all()
+
+
+def finite_values_in_blocks_stay_finite_and_tiny_ones_are_zero(where: Any) -> None:
+    for dtype, largest in (("f16", 65504.0), ("f32", 3.4e38)):
+        rows = np.full((2, 16), 0, TYPES[dtype])
+        rows[0, :8], rows[1, 8:] = largest, -largest
+        result = run(Case("", (1, 2), "sum", {"x": rows}, "", (("wire", "int4(block = 8)"),)), where)["x"]
+        assert np.isfinite(result.astype(np.float64)).all()
+        assert (np.abs(result.astype(np.float64)) > 0.9 * largest).all()
+    rows = np.full((2, 16), 1e-31, np.float32)
+    assert (
+        run(Case("", (1, 2), "sum", {"x": rows}, "", (("wire", "int8(block = 8)"),)), where)["x"] == 0
+    ).all()
+
+
 STATEMENTS: tuple[Callable[[Any], None], ...] = (
     a_sum_of_integers_wraps_around_in_its_own_type,
     a_sum_of_f16_beyond_65504_is_infinite,
@@ -188,6 +231,9 @@ STATEMENTS: tuple[Callable[[Any], None], ...] = (
     a_maximum_of_truth_values_is_or_and_a_minimum_is_and,
     a_zero_sum_is_zero_of_either_sign_and_denormals_may_count_as_zero,
     a_type_of_64_bits_has_to_be_enabled,
+    a_sum_in_blocks_is_rounded_before_and_after_the_addition,
+    a_block_with_nan_or_infinity_is_nan_and_others_are_not,
+    finite_values_in_blocks_stay_finite_and_tiny_ones_are_zero,
 )
 
 

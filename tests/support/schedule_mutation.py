@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from commplan.collectives.registry import algorithms
 from commplan.ir import schedule as ir
+from commplan.ir.codec import Codec
 from commplan.ir.plan import Algorithm, Arg
 from commplan.ir.types import DType, Placement
 
@@ -103,6 +104,8 @@ def _changes(value: Any, hint: Any, around: Around, name: str) -> Iterator[Chang
         yield from _algorithms(value, around)
     elif isinstance(value, DType) or (value is None and DType in _members(hint)):
         yield from (Change(str(other), other) for other in DType)
+    elif value is None and Codec in _members(hint):
+        yield Change("int8(block = 8)", Codec("int8", 8))
     elif isinstance(value, bool):
         yield Change(str(not value), not value)
     elif isinstance(value, int) or (value is None and int in _members(hint)):

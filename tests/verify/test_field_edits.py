@@ -113,6 +113,16 @@ every 6 steps in 3 fragments {
     output p
 }
 """,
+    "blocks": """plan blocks
+axis a = 2
+input g : tree partial a
+input p : tree per a
+each step {
+    s = reduce g over a by mean { wire = int4(block = 8), bucket = 1 KiB }
+    q = broadcast p over a from 1 { wire = int8(block = 16) }
+    output s, q
+}
+""",
     "elastic": """plan elastic_sync
 axis worker = 4
 input own : tree per worker
@@ -135,6 +145,7 @@ NOTHING = {
     ("unpack", "parts", "exchanged"): "each part says where it goes",
     ("collective", "axes", "exchanged"): "a sum over the same ranks",
     ("collective", "hints.wire", ""): "the pass `wire` alone obeys it, and has written it out",
+    ("collective", "hints.codec", ""): "the pass `wire` alone obeys it, and has written it out",
     ("collective", "hints.accumulate", ""): "the pass `wire` alone obeys it, and has written it out",
 }
 

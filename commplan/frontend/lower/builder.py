@@ -154,7 +154,7 @@ def _weighted_mean(
     products = tuple(map(stage.hints.term_type, dtypes))
     operand, total = stage.operand, stage.result
     if not any(map(stage.hints.changes, products)):  # terms are sent in their accumulation type
-        stage = replace(stage, hints=replace(stage.hints, wire=None, accumulate=None))
+        stage = replace(stage, hints=stage.hints.exact)
     if products != dtypes:
         total = f"{stage.result}/sum"
         operand = builder.emit(sched.Cast(f"{stage.result}/terms", operand, products, stage.span))
@@ -193,7 +193,7 @@ def total_weight(
     if varying:
         total = f"{stage.result}/weights"
         # A count is not a gradient: it is neither sent nor added in a narrower type.
-        hints = replace(stage.hints, wire=None, accumulate=None, integers=None)
+        hints = replace(stage.hints.exact, integers=None)
         via = scalar_algorithm(stage.via) if stage.via is not None and varying == over else None
         bare = replace(stage, hints=hints, via=via)
         builder.collective(CollectiveAction("all_reduce", "sum"), total, weight, varying, bare)

@@ -11,6 +11,8 @@ from commplan.ir import refs
 from commplan.ir.ops.cast import Cast as Cast
 from commplan.ir.ops.collective import Collective as Collective
 from commplan.ir.ops.elastic import Elastic as Elastic
+from commplan.ir.ops.encode import Decode as Decode
+from commplan.ir.ops.encode import Encode as Encode
 from commplan.ir.ops.exchange import Exchange as Exchange
 from commplan.ir.ops.fragment import Merge as Merge
 from commplan.ir.ops.fragment import Pick as Pick
@@ -32,7 +34,7 @@ from commplan.ir.values import Value
 # Any op.
 Op = (
     Read | Map | Share | Pack | Unpack | Cast | Collective | LocalSum | Scale | Slice | Elastic
-    | Update | Exchange | Put | Get | Pick | Merge
+    | Update | Exchange | Put | Get | Pick | Merge | Encode | Decode
 )  # fmt: skip
 AnyOp = TypeVar("AnyOp", bound=Op)
 

@@ -64,7 +64,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         pinned: Whether passes keep the algorithm, because the plan names it or a pass has decided on it.
     """
 
-    APPLIED_HINTS = ("wire", "accumulate", "integers")
+    APPLIED_HINTS = ("wire", "codec", "accumulate", "integers")
 
     kind: Meaning[CollectiveKind]
     result: Meaning[Ref]
@@ -183,7 +183,8 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
             how = steps.ReductionSpec(self.op, self.axes, hints, sends_sum=sends_sum, divisor=divisor)
             operand = steps.reduced(env, operand, operand.value, how)
         elif self.kind != "all_to_all":
-            operand = steps.moved(env, operand, hints)
+            is_gather = self.kind == "all_gather"
+            operand = steps.moved(env, operand, hints, self.axes, sends_scalars=not is_gather)
         env.put(self.result, self._moved(env, operand, value))
 
     def _moved(self, env: Interpretation, operand: SymbolicValue, value: Value) -> SymbolicValue:

@@ -41,7 +41,7 @@ class Broadcast(StageOverAxes, frozen=True, tag="broadcast"):
         return root_in_range(self.root, self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
-        moved = steps.moved(env, env.get(self.operand), self.hints)
+        moved = steps.moved(env, env.get(self.operand), self.hints, self.axes)
         env.rename(self.result, moved, env.root(self.axes, self.root))
 
     def argument_text(self) -> str:

@@ -19,5 +19,6 @@ class Gather(StageOverAxes, frozen=True, tag="gather"):
     hints: Meaning[Hints] = NO_HINTS
 
     def meaning(self, env: Interpretation) -> None:
-        moved = steps.moved(env, env.get(self.operand), self.hints)
+        operand = env.get(self.operand)
+        moved = steps.moved(env, operand, self.hints, self.axes, sends_scalars=False)
         env.put(self.result, env.gathered(moved, env.values[self.result], self.axes))

@@ -14,10 +14,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from commplan.diagnostics import Diagnostic, Note, Span, listed, plural
+from commplan.ir.codec import Codec
 from commplan.ir.hints import NO_HINTS, Algorithm, Cache, Hints
 from commplan.ir.types import ArrayType, DType, FnElement, Ref, sized
 from commplan.ir.values import Leaf
 
+IN_BLOCKS = ("reduce", "scatter", "gather", "broadcast")  # the stages that can send values in blocks
 # A function from axes to the number of ranks along them, or to None if a size is not bound yet.
 Ranks = Callable[[Iterable[str]], int | None]
 
@@ -359,7 +361,7 @@ def native_accumulator(
             explicit.
         subject: The values, in words for messages.
     """
-    if via is None or how in ("max", "min"):
+    if via is None or how in ("max", "min") or hints.codec is not None:
         return None
     if via.name != "native" and not any(arg.key and arg.value == "native" for arg in via.args):
         return None
@@ -373,6 +375,35 @@ def native_accumulator(
         demand = f"{subject} is {dtype}"
         notes = ("without `accumulate`, values are added in their own type", *notes)
     return Violation(f"`native` adds in the wire type {wire}, but {demand}", notes)
+
+
+def block_format(
+    verb: str, how: str | None, via: Algorithm | None, codec: Codec, *, is_scalar: bool = False
+) -> Violation | None:
+    """A stage can send its values in blocks.
+
+    Args:
+        verb: The stage.
+        how: The operator of a reduction.
+        via: The algorithm of the stage.
+        codec: The block format.
+        is_scalar: Whether the value is a scalar.
+
+    Returns:
+        The violated rule; its `at` is 1 if the algorithm violates it.
+    """
+    if verb not in IN_BLOCKS:
+        return Violation(f"`{verb}` does not send blocks", (f"{listed(IN_BLOCKS)} do: write `wire = bf16`",))
+    if how in ("max", "min"):
+        notes = ("leave `wire` out: a maximum is one of the values, and is exact",)
+        return Violation(f"`by {how}` does not send blocks", notes)
+    if is_scalar:
+        notes = ("leave `wire` out: 4 bytes are no traffic, and counts and weights have to be exact",)
+        return Violation(f"a scalar is sent as it is, and not in {codec}", notes)
+    if via is not None and via.name != "native" and (how is not None or via.levels):
+        notes = ("leave `via` out: values are encoded once for each transfer between all ranks",)
+        return Violation(f"`{via.name}` would round values to {codec} again on their way", notes, 1)
+    return None
 
 
 def options_without_effect(

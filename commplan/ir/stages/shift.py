@@ -37,7 +37,7 @@ class Shift(StageOverAxes, frozen=True, tag="shift"):
         return self.by % (ranks(self.axes) or 1)
 
     def meaning(self, env: Interpretation) -> None:
-        moved = steps.moved(env, env.get(self.operand), self.hints)
+        moved = steps.moved(env, env.get(self.operand), self.hints, self.axes)
         env.rename(self.result, moved, env.algebra.shift(self.axes, self.by))
 
     def argument_text(self) -> str:

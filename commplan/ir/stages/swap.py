@@ -37,5 +37,5 @@ class Swap(StageOverAxes, frozen=True, tag="swap"):
         return None
 
     def meaning(self, env: Interpretation) -> None:
-        moved = steps.moved(env, env.get(self.operand), self.hints)
+        moved = steps.moved(env, env.get(self.operand), self.hints, self.axes)
         env.put(self.result, env.swapped(moved, env.values[self.result], self.axes))

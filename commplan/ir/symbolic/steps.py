@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
+from commplan.ir.codec import Codec
 from commplan.ir.hints import Algorithm, Hints, weight_type
 from commplan.ir.refs import Ref
 from commplan.ir.symbolic import blocks
@@ -84,6 +85,8 @@ def reduced(env: Interpretation, operand: SymbolicValue, value: Value, how: Redu
             if hints.integers == "max":
                 return env.algebra.extreme("max", term, axes)
             return env.algebra.substitute(term, env.root(axes, 0))
+        if hints.codec is not None and adds and several and dtype.is_float:
+            return _sum_in_blocks(env, term, dtype, how._replace(sends_sum=bool(sends_sum)), hints.codec)
         divides_first = hints.divides_first(dtype)
         divides_sums = divisor > 1 and not divides_first
         event = allowed_event(
@@ -101,12 +104,98 @@ def reduced(env: Interpretation, operand: SymbolicValue, value: Value, how: Redu
 
     total = env.summed(operand, value, axes, reduced_term)
     are_scalars = [not leaf.shape for leaf in value.leaves]
-    if how.sends_sum or not any(are_scalars) or hints.wire is hints.accumulate is None:
+    if how.sends_sum or not any(are_scalars) or hints.wire is hints.accumulate is hints.codec is None:
         return total
-    # The sums of scalars may be sent, since every rank needs all of them.
-    maybe_sent = env.summed(operand, value, axes, lambda term, dtype: reduced_term(term, dtype, None))
-    pairs = zip(are_scalars, total.blocks, maybe_sent.blocks, strict=True)
+    # The sums of scalars may be sent, since every rank needs all of them; in blocks they are.
+    sends = None if hints.codec is None else True
+    sent_total = env.summed(operand, value, axes, lambda term, dtype: reduced_term(term, dtype, sends))
+    pairs = zip(are_scalars, total.blocks, sent_total.blocks, strict=True)
     return uniform_if_whole(value, [sent if is_scalar else block for is_scalar, block, sent in pairs])
+
+
+def _sum_in_blocks(env: Interpretation, term: Term, dtype: DType, how: ReductionSpec, codec: Codec) -> Term:
+    """The sum or mean of an element of type `dtype`, whose terms are sent in blocks.
+
+    The result is sent in blocks too if `how.sends_sum`; else it is rounded to `dtype`.
+    """
+    accumulate = how.hints.wire_types(dtype)[1]
+    factor, divides_first = Fraction(1, how.divisor), how.hints.divides_first(dtype)
+    if how.divisor > 1 and divides_first:
+        term = _times(env, term, factor, dtype)
+    total = env.algebra.total(quantized(env, term, codec, accumulate), how.axes)
+    if how.divisor > 1 and not divides_first:
+        total = _times(env, total, factor, accumulate)
+    if how.sends_sum:
+        return quantized(env, total, codec, dtype)
+    if accumulate == dtype:
+        return total
+    return env.algebra.traced(total, ("allow", (), accumulate, accumulate, dtype, False, False))
+
+
+def quantized(env: Interpretation, term: Term, codec: Codec, dtype: DType) -> Term:
+    """`term` encoded in blocks and decoded to `dtype`.
+
+    It is an opaque function of the element. The proof does not compare its neighbors, which determine the
+    scale and depend on buckets.
+    """
+    return env.algebra.call(f"{codec} to {dtype}", (Argument(term, 0),)) if term.parts else term
+
+
+def encoded(
+    env: Interpretation, operand: SymbolicValue, value: Value, codec: Codec, rows: int
+) -> SymbolicValue:
+    """The encoded `operand`, with a column per element instead of per byte.
+
+    Args:
+        env: The values of the phase.
+        operand: A flat buffer of floats.
+        value: The buffer of bytes.
+        codec: The block format.
+        rows: The number of rows, each encoded separately.
+    """
+    width = operand.value.leaves[0].size // rows
+
+    def encoded_term(term: Term) -> Term:
+        return env.algebra.call(_bytes(codec, width), (Argument(term, 0),)) if term.parts else term
+
+    return operand.each(
+        value, lambda block: blocks.with_terms(blocks.in_rows(block, rows, width), encoded_term)
+    )
+
+
+def decoded(
+    env: Interpretation, operand: SymbolicValue, value: Value, codec: Codec, width: int
+) -> SymbolicValue:
+    """The decoded `operand`.
+
+    Args:
+        env: The values of the phase.
+        operand: A flat buffer of bytes.
+        value: The buffer of floats.
+        codec: The block format.
+        width: The number of elements of a row.
+
+    Raises:
+        InexpressibleError: The bytes are not such rows.
+    """
+    (leaf,), name = value.leaves, _bytes(codec, width)
+
+    def decoded_term(term: Term) -> Term:
+        if not term.parts:
+            return term
+        atom, sums, trace, coefficient = term.parts[0]
+        is_call = len(term.parts) == 1 and not sums and not trace and coefficient == 1 and atom.kind == "call"
+        if not is_call or atom.content[0] != name:
+            raise InexpressibleError(f"`{value.id}` decodes values that are not {name}")
+        return quantized(env, atom.content[1][0].term, codec, leaf.dtype)
+
+    if any(block.size != leaf.size for block in operand.blocks):
+        raise InexpressibleError(f"`{value.id}` has another number of elements than were encoded")
+    return operand.each(value, lambda block: blocks.with_terms(block, decoded_term))
+
+
+def _bytes(codec: Codec, width: int) -> str:
+    return f"bytes of {codec} in rows of {width}"
 
 
 def averaged(env: Interpretation, operand: SymbolicValue, value: Value, how: ReductionSpec) -> SymbolicValue:
@@ -198,14 +287,40 @@ def _times(env: Interpretation, term: Term, factor: Fraction, dtype: DType) -> T
     return env.algebra.times(term, factor, dtype)
 
 
-def moved(env: Interpretation, operand: SymbolicValue, hints: Hints) -> SymbolicValue:
-    """`operand` after a move without addition, which may use the wire type of `hints`."""
+def moved(
+    env: Interpretation,
+    operand: SymbolicValue,
+    hints: Hints,
+    axes: Sequence[str],
+    *,
+    sends_scalars: bool = True,
+) -> SymbolicValue:
+    """`operand` after a move without addition, which may use the wire type and uses a block format.
+
+    Args:
+        env: The values of the phase.
+        operand: The value that is moved.
+        hints: The hints of the stage.
+        axes: The axes of the move. Along axes of one rank nothing is sent.
+        sends_scalars: Whether scalars are sent too.
+    """
+    codec = hints.codec
 
     def moved_term(term: Term, dtype: DType) -> Term:
         event = allowed_event((), dtype, hints)
         return term if event is None else env.algebra.traced(term, event)
 
-    return operand if hints.wire is None else operand.like(operand.value, moved_term)
+    if codec is None:
+        return operand if hints.wire is None else operand.like(operand.value, moved_term)
+    if max(env.sizes(axes)) == 1:
+        return operand
+    leaves = [
+        blocks.with_terms(block, lambda term, dtype=leaf.dtype: quantized(env, term, codec, dtype))
+        if leaf.dtype.is_float and (sends_scalars or leaf.shape)
+        else block
+        for block, leaf in zip(operand.blocks, operand.value.leaves, strict=True)
+    ]
+    return uniform_if_whole(operand.value, leaves)
 
 
 def _pull(

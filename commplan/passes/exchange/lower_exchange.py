@@ -143,7 +143,7 @@ class StateSharding:
         self.updated_shards.update(update.results)
         self.editor.ops.append(update)
         # Only gradients use the wire dtype: rounded weights would lose small updates.
-        hints = replace(self._hints(op, owners), wire=None, accumulate=None)
+        hints = self._hints(op, owners).exact
         for shard, new in zip(updated, op.results, strict=True):
             if shard == new:
                 self.parts.add(new)

@@ -11,6 +11,7 @@ from commplan.dsl import ast
 from commplan.dsl.check.context import CheckContext
 from commplan.dsl.check.numbers import integer, nbytes, written
 from commplan.dsl.check.types import FOREIGN
+from commplan.ir.codec import Codec, CodecName
 from commplan.ir.hints import NO_HINTS, Cache
 from commplan.ir.plan import Algorithm, Hints
 from commplan.ir.stages import OVER_AXES, rules
@@ -24,13 +25,14 @@ class OptionRule(msgspec.Struct, frozen=True):
     Attributes:
         stages: The stages: verbs, `elastic MODE`, or `host map` for a `map` on the host.
         kind: `bytes` for a size, `count` for a whole number, `word` for one of `words`, `dtype` for a float
-            type, `cache` for a size or `WORD("PATH", SIZE)` with one of `words`.
+            type, `wire` for a float type or a block format `WORD(block = SIZE)`, `cache` for a size or
+            `WORD("PATH", SIZE)`, both with one of `words`.
         least: The smallest value of a `count`.
-        words: The words of a `word` or `cache`.
+        words: The words of a `word`, `wire` or `cache`.
     """
 
     stages: tuple[str, ...]
-    kind: Literal["bytes", "count", "word", "dtype", "cache"]
+    kind: Literal["bytes", "count", "word", "dtype", "wire", "cache"]
     least: int = 1
     words: tuple[str, ...] = ()
 
@@ -46,7 +48,7 @@ ASYNC = tuple(f"elastic {mode}" for mode in get_args(ServedMode))
 OPTIONS: dict[str, OptionRule] = {
     "bucket": OptionRule((*COLLECTIVES, "elastic sync"), "bytes"),
     "overlap": OptionRule(SUMS, "word", words=("backward",)),
-    "wire": OptionRule((*COLLECTIVES, "exchange", "elastic sync", *ASYNC), "dtype"),
+    "wire": OptionRule((*COLLECTIVES, "exchange", "elastic sync", *ASYNC), "wire", words=get_args(CodecName)),
     "accumulate": OptionRule(SUMS, "dtype"),
     "integers": OptionRule(("reduce",), "word", words=("max", "first")),
     "chunk": OptionRule((*COLLECTIVES, "exchange", "elastic sync", *ASYNC), "bytes"),
@@ -89,8 +91,15 @@ def hints(ctx: CheckContext, options: ast.Options | None, stage: str, type_: Typ
             ctx.error("CP0610", message, option.key.span, f"it belongs to {listed(rule.stages, 'or')}", takes)
             continue
         value = _value(ctx, option, rule)
-        if value is not None and _suits(ctx, option, type_):
-            values[key] = value
+        if value is None or not _suits(ctx, option, type_):
+            continue
+        if isinstance(value, Codec):
+            is_scalar = isinstance(type_, ArrayType) and not type_.shape
+            violation = rules.block_format(stage, None, None, value, is_scalar=is_scalar)
+            key = "codec"
+            if ctx.refuse("CP0616", violation, option.key.span):
+                continue
+        values[key] = value
     return Hints(**values)
 
 
@@ -144,8 +153,10 @@ def _value(ctx: CheckContext, option: ast.Option, rule: OptionRule) -> object:
             return integer(ctx, number, key, least=rule.least, code="CP0612")
         case "word", ast.Name() as name if name.text in rule.words:
             return name.text
-        case "dtype", ast.Name() as name if name.text in FLOATS:
+        case "dtype" | "wire", ast.Name() as name if name.text in FLOATS:
             return DType(name.text)
+        case "wire", ast.CallExpr() as call:
+            return _codec(ctx, call, rule)
         case _:
             return _report_value(ctx, option, rule)
 
@@ -157,15 +168,40 @@ def _report_value(ctx: CheckContext, option: ast.Option, rule: OptionRule) -> No
         "count": "a whole number",
         "word": listed(rule.words, "or"),
         "dtype": f"a float type: {listed(FLOATS, 'or')}",
+        "wire": f"a float type, {listed(FLOATS, 'or')}, or a block format such as `int8(block = 32)`",
         "cache": 'a size such as `8 GiB`, or `disk("PATH", 200 GiB)`',
     }[rule.kind]
-    words = {"word": rule.words, "dtype": FLOATS}.get(rule.kind, ())
+    words = {"word": rule.words, "dtype": FLOATS, "wire": FLOATS}.get(rule.kind, ())
     message = f"`{option.key.text}` is {expected}, found `{written(option.value)}`"
-    fix = None if isinstance(option.value, ast.Location) else ctx.rename(option.value, words)
-    translated = FOREIGN.get(option.value.text.lower()) if isinstance(option.value, ast.Name) else None
-    if translated in words:
+    fix = ctx.rename(option.value, words) if isinstance(option.value, ast.Name | ast.Number) else None
+    text = option.value.text if isinstance(option.value, ast.Name) else ""
+    translated = FOREIGN.get(text.lower())
+    if rule.kind == "wire" and text in rule.words:
+        translated = f"{text}(block = 32)"
+    if translated in (*words, f"{text}(block = 32)"):
         fix = Fix(f"write `{translated}`", option.value.span, translated)
     ctx.error("CP0612", message, option.value.span, fix=fix)
+
+
+def _codec(ctx: CheckContext, call: ast.CallExpr, rule: OptionRule) -> Codec | None:
+    """The block format `int8(block = 32)`, or None after reporting an error."""
+    message = f"there is no block format `{call.name.text}`"
+    name = ctx.choose(call.name, get_args(CodecName), "CP0612", message, f"there are {listed(rule.words)}")
+    args = name and ctx.keyed(call, ("block",), "CP0612")
+    if name is None or args is None:
+        return None
+    if "block" not in args:
+        note = f"write `{name}(block = 32)`"
+        return ctx.error("CP0612", f"`{name}` lacks the size of its blocks", call.span, note)
+    number = args["block"].value
+    if not isinstance(number, ast.Number):
+        message = f"`block` is a number of elements, found `{written(number)}`"
+        return ctx.error("CP0612", message, number.span)
+    size = integer(ctx, number, "`block`", code="CP0612")
+    codec = Codec(name, size or 8)
+    if codec.violation is not None:
+        return ctx.error("CP0612", codec.violation, number.span)
+    return codec if size is not None else None
 
 
 def _suits(ctx: CheckContext, option: ast.Option, type_: Type | None) -> bool:

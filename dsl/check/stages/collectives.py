@@ -45,6 +45,10 @@ def check_collective(
     via = algorithm(ctx, expr.via, expr.kind, over)
     options = hints(ctx, expr.options, expr.kind, operand.type if operand else None)
     check_accumulation(ctx, expr.via, by and by.op.name, via, options, operand)
+    if options.codec is not None:
+        violation = rules.block_format(expr.kind, by and by.op.name, via, options.codec)
+        clause = (expr.by, expr.via)[violation.at if violation else 0] or expr
+        ctx.refuse("CP0616", violation, clause.span)
     number = _number(ctx, expr, kind, over)
     if expr.kind == "share" and expr.via is None:
         message = "the share does not say how"

@@ -35,7 +35,7 @@ syntax match planAlgorithm "\v(\=\s*)@<=(recursive_doubling|halving_doubling|par
 syntax match planOperator "\v<(round_robin|hogwild|async|mean|sync|max|min|sum)>" contained
 syntax match planOption "\v<(device_prefetch|accumulate|on_failure|staleness|integers|on_error|prefetch|overlap|readers|bucket|owners|weight|within|cache|chunk|cores|wire|eta|rho)>\ze\s*\="
 syntax match planOption "\v(<fn\s.*)@<=<(momentum|factor|alpha|dtype|rate)>\ze\s*\="
-syntax match planConstant "\v(\=\s*)@<=(backward|continue|first|bf16|disk|skip|stop|f16|f32|f64|max)>"
+syntax match planConstant "\v(\=\s*)@<=(backward|continue|f8e4m3|first|bf16|disk|int4|int8|skip|stop|f16|f32|f64|max)>"
 syntax match planType "\v(<dtype\s*\=\s*)@<=(bytes|bf16|bool|tree|f16|f32|f64|i16|i32|i64|u16|u32|i8|u8)>"
 syntax match planText /"[^"]*"/
 syntax match planComment "#.*$" contains=@Spell

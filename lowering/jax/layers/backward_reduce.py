@@ -113,6 +113,8 @@ def recipe(lowered: Lowered, name: str, like: Sequence[Array]) -> Recipe:
     steps = (*(op for chain in flat.values() for op in chain), *reduction.tree)
     if any(isinstance(op, ir.Scale) and isinstance(op.by, str) for op in steps):
         _cannot(lowered, name, "its mean is weighted by a value, which the backward pass does not have")
+    if any(isinstance(op, ir.Encode) for op in steps):
+        _cannot(lowered, name, "it is sent in blocks of the plan's buffers, which the backward pass has not")
     if not any(isinstance(op, ir.Collective) for op in steps):
         _cannot(lowered, name, f"phase `{lowered.phase.name}` does not reduce it")
     dtypes = dict.fromkeys(str(leaf.dtype) for leaf in map(jnp.asarray, like) if _has_gradient(leaf))

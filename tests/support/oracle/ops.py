@@ -18,6 +18,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.types import DType
 from commplan.lowering.programs import program_of
 
+from .codec import from_bytes, to_bytes
 from .layout import Grid, Held, Rank, cut, join, pad_rows
 from .numbers import Array, combine, convert, divide, multiply, storage, weighted, wide
 from .programs import execute
@@ -101,6 +102,18 @@ def scale(op: ir.Scale, view: View) -> tuple[Array, ...]:
         return tuple(weighted(array, view.number(op.by), whole, leaf.dtype) for leaf, array in pairs)
     change = multiply if op.how == "mul" else divide
     return tuple(change(array, op.by, leaf.dtype) for leaf, array in pairs)
+
+
+def encode(op: ir.Encode, view: View) -> tuple[Array, ...]:
+    """The bytes of every row, one row after the other."""
+    rows = view[op.operand][0].reshape(op.rows, -1)
+    return (np.concatenate([to_bytes(row, op.codec) for row in rows]),)
+
+
+def decode(op: ir.Decode, view: View) -> tuple[Array, ...]:
+    """The elements of every row, one row after the other."""
+    rows = view[op.operand][0].reshape(op.rows, -1)
+    return (np.concatenate([from_bytes(row, op.codec, op.width, op.dtype) for row in rows]),)
 
 
 def slice_(op: ir.Slice, view: View) -> tuple[Array, ...]:
@@ -249,6 +262,8 @@ LOCAL: Mapping[type[ir.Op], Callable[[Any, View], tuple[Array, ...]]] = {
     ir.Cast: cast,
     ir.LocalSum: local_sum,
     ir.Scale: scale,
+    ir.Encode: encode,
+    ir.Decode: decode,
     ir.Slice: slice_,
     ir.Pick: pick,
     ir.Merge: merge,
