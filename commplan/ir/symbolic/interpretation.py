@@ -378,11 +378,9 @@ class Interpretation:
             last = blocks.cut((), *self.row(axes))
             if not any(term.varies(axis) for axis in axes) and chain[len(chain) - len(last) :] == last:
                 return SymbolicValue(value, (chain[: len(chain) - len(last)], term))
-        first, is_leaf, ways = self.root(axes, 0), value.kind != "flat", math.prod(self.sizes(axes))
+        first, is_leaf = self.root(axes, 0), value.kind != "flat"
         leaves = [
-            moves.gathered(
-                self.algebra, block, axes, leaf.size if is_leaf else ways * block.size, leaf=is_leaf
-            )
+            moves.gathered(self.algebra, block, axes, leaf.size if is_leaf else None)
             if leaf.shape
             else blocks.renamed(self.algebra, block, first)
             for block, leaf in zip(operand.blocks, value.leaves, strict=True)

@@ -62,22 +62,21 @@ def _chains(block: Block) -> list[Chain]:
     return [chain for each in (block, *inner(block)) for chain, _ in each.slots]
 
 
-def gathered(algebra: Algebra, block: Block, axes: Sequence[str], size: int, *, leaf: bool = False) -> Block:
+def gathered(algebra: Algebra, block: Block, axes: Sequence[str], size: int | None) -> Block:
     """Gather the rows of all ranks along `axes` in order.
 
     Args:
         algebra: The algebra of the terms.
         block: The row of each rank.
         axes: The axes, the first one major.
-        size: The number of elements of the result without padding.
-        leaf: Whether the result is a leaf rather than a buffer.
+        size: The number of elements of a leaf without padding; None if the result is a buffer.
     """
     axes = [axis for axis in axes if algebra.sizes[axis] > 1]
     symbols = {rank(axis): row(index) for index, axis in enumerate(axes)}
     symbols |= {row(index): row(index + len(axes)) for index in range(len(block.rows))}
     rows = (*((algebra.sizes[axis], axis) for axis in axes), *block.rows)
     block = renamed(algebra, block, symbols)._replace(rows=rows)
-    return collapsed(block, size, leaf=leaf)
+    return collapsed(block, block.size if size is None else size, leaf=size is not None)
 
 
 def exchanged(algebra: Algebra, block: Block, axes: Sequence[str]) -> Block:
