@@ -247,9 +247,10 @@ def _in_braces(tokens: Sequence[Token], verb: str | None) -> Iterator[Completion
     """The remaining options of a stage, or the possible values of an option."""
     if tokens[-1].type == "EQUAL":
         rule = OPTIONS.get(tokens[-2].text)
-        words = {"word": rule.words, "dtype": FLOATS, "wire": (*FLOATS, *rule.words)} if rule else {}
-        words = words.get(rule.kind if rule else "", ())
-        yield from _constants(words, "constant")
+        if rule is not None and rule.kind in ("word", "dtype", "wire"):
+            yield from _constants(rule.words if rule.kind == "word" else FLOATS, "constant")
+        if rule is not None and rule.kind == "wire":
+            yield from _constants((f"{word}(block = 32)" for word in rule.words), "constant")
         return
     written = {token.text for token in tokens}
     stage = _stage(tokens, verb)

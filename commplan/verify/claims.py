@@ -8,7 +8,7 @@ import msgspec
 
 from commplan.diagnostics import plural
 from commplan.ir.analysis.server_ops import server_op
-from commplan.ir.schedule import Collective, Exchange, Map, Schedule
+from commplan.ir.schedule import Collective, Encode, Exchange, Map, Schedule
 
 
 class Claims(msgspec.Struct, frozen=True):
@@ -33,6 +33,8 @@ class Claims(msgspec.Struct, frozen=True):
 def claims(schedule: Schedule) -> Claims:
     """Collect the claims about `schedule`, which must have passed `verify`."""
     unchecked = ("the results of functions", "the rounding of sums in another order")
+    if any(isinstance(op, Encode) for phase in schedule.phases for op in phase.ops):
+        unchecked = (*unchecked, "which values of a block format share a scale")
     if schedule.origin is None:
         proved = "consistent, but not compared with a plan"
         return Claims(

@@ -15,6 +15,7 @@ from commplan.ir.schedule import Cast, Collective, Decode, Encode, Leaf, LocalSu
 from commplan.ir.types import DType
 from commplan.topology import Level, Topology
 from commplan.verify import verify
+from commplan.verify.claims import claims
 
 GIVEN = tree(w=(9, 11), b=(2,))  # 101 elements
 INT4 = Codec("int4", 32)
@@ -116,6 +117,7 @@ def test_moves_and_scatters_with_any_pipeline(passes: str | None) -> None:
     # A scalar is not scattered but reduced, and not gathered.
     assert {("f8e4m3", 1), ("int8", 4), ("int8", 1), ("int4", 1)} == set(codecs)
     assert verify(schedule) == ()
+    assert claims(schedule).not_checked[-1] == "which values of a block format share a scale"
 
 
 def test_levels_are_not_crossed_one_by_one() -> None:

@@ -6,6 +6,8 @@ collectives, their order, groups and dtypes, and the ops between start and done 
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -127,6 +129,11 @@ CASES = {
         ["all_reduce"],
     ),
     "data_parallel_wire": ({"data": 32}, [("axis data = 8", "axis data = 32")], ["all_to_all", "all_gather"]),
+    "data_parallel_int8": (
+        {"data": 32},
+        [("axis data = 8", "axis data = 32"), ("wire = bf16, accumulate = f32", "wire = int8(block = 32)")],
+        ["all_to_all", "all_gather"],
+    ),
     "two_level": ({"node": 4, "gpu": 8}, [], ["reduce_scatter", "all_reduce", "all_gather"]),
 }
 
@@ -138,7 +145,11 @@ def test_the_plans_collectives_and_no_others(h100: Any, name: str, dtype: str) -
     mesh = twins.mesh_of(h100, **sizes)
     limit = "20 MiB" if dtype == "float32" else "10 MiB"
     bucket = "64 MiB" if name == "two_level" else "25 MiB"
-    plan = twins.plan(name.removesuffix("_wire"), (f"bucket = {bucket}", f"bucket = {limit}"), *changes)
+    plan = twins.plan(
+        name.removesuffix("_wire").removesuffix("_int8"),
+        (f"bucket = {bucket}", f"bucket = {limit}"),
+        *changes,
+    )
     shapes = layers(dtype)
     names = ["grads"] if name == "two_level" else ["params", "grads"]
     run = plan.compile(mesh, shapes=dict.fromkeys(names, shapes)).bind(mesh)
@@ -152,11 +163,28 @@ def test_the_plans_collectives_and_no_others(h100: Any, name: str, dtype: str) -
     assert str(compare(expected_ops, step)) == f"{len(expected_ops)} collectives, as planned"
     assert sorted(collective.kind for collective in step.collectives) == sorted(kinds * LAYERS)
     sent = "bf16" if name.endswith("wire") or dtype == "bfloat16" else "f32"
+    sent = "u8" if name.endswith("int8") else sent
     assert {collective.dtypes for collective in step.collectives} == {(sent,)}
     assert_under_the_backward_pass(step, LAYERS)
     if len(kinds) < 3:  # two products a layer: of three collectives a bucket one is exposed
         assert all(step.hidden(collective) for collective in step.collectives[: -len(kinds)])
     assert [move for move in step.copies_of(WIDTH * WIDTH) if move.kind == "copy"] == []
+
+
+def test_blocks_are_decoded_where_they_are_read(h100: Any) -> None:
+    """Neither the packed nor the decoded buffer of floats is written: kernels read the bytes instead."""
+    mesh, shapes = twins.mesh_of(h100, data=32), layers("float32")
+    sizes, changes, _ = CASES["data_parallel_int8"]
+    plan = twins.plan("data_parallel", ("bucket = 25 MiB", "bucket = 20 MiB"), *changes)
+    run = plan.compile(mesh, shapes={"params": shapes, "grads": shapes}).bind(mesh)
+    params, x = inputs(mesh, "float32")
+
+    text = jax.jit(step_of(run, *sizes), donate_argnums=1).lower({}, params, x).compile().as_text()
+
+    entry = text[text.index("\nENTRY ") :]
+    counts = [math.prod(map(int, shape.split(","))) for shape in re.findall(r"= f32\[([\d,]+)\]", entry)]
+    assert WIDTH * WIDTH in counts  # the gradient of a layer, and the weights
+    assert WIDTH * WIDTH + WIDTH not in counts  # a bucket
 
 
 def test_levels_of_neighboring_buckets_are_busy_at_once(h100: Any) -> None:
