@@ -36,7 +36,7 @@ def hard_numbers(seed: int, size: int) -> Array:
     """Numbers of many magnitudes, halves between two numbers of a format, zeros, denormals and others."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(size).astype(np.float32) * np.float32(10.0 ** rng.integers(-12, 12))
-    kinds = rng.integers(0, 12)
+    kinds = int(rng.integers(0, 12))
     special = {0: np.nan, 1: np.inf, 2: -np.inf, 3: 1e-40, 4: 3.4e38, 5: 0.0, 6: -0.0}
     if kinds in special:
         x[rng.integers(0, size, max(1, size // 9))] = special[kinds]

@@ -137,7 +137,10 @@ def test_completion(before: str, words: str):
         ("plan p\nfn mix = nesterov(rate = 1, |", {"momentum"}),
         ("plan p\nfn mix = cast(dtype = |", {"bf16", "i32"}),
         ("plan p\naxis a = 2\neach step {\n  x = load s batch 2\n  |", {"output", "visit", "split"}),
-        ("plan p\neach step {\n  y = reduce x over a by sum {\n    wire = |\n}", {"bf16", "f32", "int8(block = 32)"}),
+        (
+            "plan p\neach step {\n  y = reduce x over a by sum {\n    wire = |\n}",
+            {"bf16", "f32", "int8(block = 32)"},
+        ),
         ("plan p\neach step {\n  y = reduce x over a by sum { overlap = |", {"backward"}),
         ("plan p\neach step {\n  d, c = elastic x with c over a by |", set(MODES)),
         ("plan p\neach step {\n  d, c = elastic x with c over a by sync(|", {"eta", "rho"}),

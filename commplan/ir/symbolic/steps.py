@@ -22,7 +22,7 @@ from commplan.ir.symbolic.symbols import UNSHARED
 from commplan.ir.symbolic.terms import Argument, InexpressibleError, Term
 from commplan.ir.symbolic.values import SymbolicValue, leaf_shape, scalar_of, uniform_if_whole
 from commplan.ir.types import DType, Operator
-from commplan.ir.values import Value
+from commplan.ir.values import Leaf, Value
 
 
 class ReductionSpec(NamedTuple):
@@ -314,12 +314,13 @@ def moved(
         return operand if hints.wire is None else operand.like(operand.value, moved_term)
     if max(env.sizes(axes)) == 1:
         return operand
-    leaves = [
-        blocks.with_terms(block, lambda term, dtype=leaf.dtype: quantized(env, term, codec, dtype))
-        if leaf.dtype.is_float and (sends_scalars or leaf.shape)
-        else block
-        for block, leaf in zip(operand.blocks, operand.value.leaves, strict=True)
-    ]
+
+    def moved_block(block: Block, leaf: Leaf, codec: Codec = codec) -> Block:
+        if not leaf.dtype.is_float or not (sends_scalars or leaf.shape):
+            return block
+        return blocks.with_terms(block, lambda term: quantized(env, term, codec, leaf.dtype))
+
+    leaves = list(map(moved_block, operand.blocks, operand.value.leaves))
     return uniform_if_whole(operand.value, leaves)
 
 
