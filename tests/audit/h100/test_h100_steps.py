@@ -166,7 +166,7 @@ def test_the_plans_collectives_and_no_others(h100: Any, name: str, dtype: str) -
     sent = "u8" if name.endswith("int8") else sent
     assert {collective.dtypes for collective in step.collectives} == {(sent,)}
     assert_under_the_backward_pass(step, LAYERS)
-    # Two products a layer: of three collectives a bucket one is exposed. Sums in blocks take time of their own.
+    # Two products a layer: of three collectives a bucket one is exposed. Blocks take time of their own.
     if len(kinds) < 3 and sent != "u8":
         assert all(step.hidden(collective) for collective in step.collectives[: -len(kinds)])
     assert [move for move in step.copies_of(WIDTH * WIDTH) if move.kind == "copy"] == []
