@@ -72,7 +72,7 @@ def check_count(context: Context, counts: Any, name: str, subject: str, span: Sp
         context.fail("CP0812", message, phases, expected, _BEGIN, span=span)
     count = entries[name]
     dtype, shape = getattr(count, "dtype", type(count)), getattr(count, "shape", ())
-    if shape or not jax.dtypes.issubdtype(dtype, np.integer):
+    if shape or not jax.numpy.issubdtype(dtype, np.integer):
         count_type = f"{dtype}{list(shape)}" if hasattr(count, "dtype") else type_of(count)
         message = f"{subject} a state whose count of calls of `{name}` is {count_type}"
         context.fail("CP0812", message, expected, _BEGIN, span=span)

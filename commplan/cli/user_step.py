@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from commplan.cli.argument_types import once
 from commplan.cli.binding import load_plan
@@ -138,7 +138,7 @@ def step_at(location: str, mesh: Any) -> tuple[Callable[..., Any], tuple[Any, ..
         names = ", ".join(type(part).__name__ for part in parts)
         message = f"--step {location} returned {names}: expected a step and a tuple of its arguments"
         fail("CP1153", message, "return train, (state, params, batch)")
-    return parts[0], parts[1]
+    return parts[0], cast("tuple[Any, ...]", parts[1])
 
 
 @contextmanager

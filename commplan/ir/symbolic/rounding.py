@@ -118,8 +118,8 @@ def accepts(trace: Trace, expected: Trace, sizes: Mapping[str, int]) -> bool:
             if not any(event[2] in stage.next_types or holds(event[2], event[1]) for stage in near_stages):
                 return False
             current = event[2]
-            narrow.add(current)
-            stages[place].narrow.add(current)
+            narrow.add(event[2])
+            stages[place].narrow.add(event[2])
             continue
         if event[0] == "allow" and not event[1]:
             if not any(event[2] in stage.types for stage in near_stages):
