@@ -48,6 +48,14 @@ class SavedLayout(msgspec.Struct, frozen=True):
         per, split = ({axis: sizes[axis] for axis in names} for names in (placement.per, placement.split))
         return cls(per, split, tuple(owners))
 
+    def is_equal(self, other: SavedLayout) -> bool:
+        """Whether the layouts are the same: axes of equal sizes in another order are another layout."""
+        return self == other and self.has_pers_of(other) and list(self.split) == list(other.split)
+
+    def has_pers_of(self, other: SavedLayout) -> bool:
+        """Whether the leading dimensions of both are of the same axes, in the same order."""
+        return list(self.per.items()) == list(other.per.items())
+
     def __str__(self) -> str:
         words = [
             f"{word} {', '.join(f'{axis} = {size}' for axis, size in axes.items())}"
@@ -123,8 +131,8 @@ def is_as_saved(saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, current:
         current: The layout in this run.
     """
     # A scalar is not cut, so its `split` axes may differ.
-    is_scalar = len(saved.shape) == len(before.per) and before.per == current.per and not before.owners
-    return saved.shape == leaf.shape and (before == current or (is_scalar and not current.owners))
+    is_scalar = len(saved.shape) == len(before.per) and before.has_pers_of(current) and not before.owners
+    return saved.shape == leaf.shape and (before.is_equal(current) or (is_scalar and not current.owners))
 
 
 def is_resized(saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, current: SavedLayout) -> bool:
@@ -132,7 +140,7 @@ def is_resized(saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, current: 
 
     The arguments are those of `is_as_saved`.
     """
-    alike = before.per == current.per and not (before.owners or current.owners)
+    alike = before.has_pers_of(current) and not (before.owners or current.owners)
     cut_once = len(before.split) == len(current.split) == 1
     return alike and cut_once and len(saved.shape) == len(leaf.shape) > len(current.per)
 
