@@ -341,7 +341,7 @@ def test_explain_of_unknown_codes(capsys: Capture) -> None:
     assert main(["explain", "CP9999"]) == 1
     assert "CP1102" in capsys.readouterr().err
     assert main(["explain", "CP0312"]) == 0 and main(["explain", "CP0699"]) == 1
-    assert "CP0613: a float type for integers" in capsys.readouterr().err
+    assert "CP0616: values that cannot be sent in blocks" in capsys.readouterr().err
     assert main(["explain", "CP98"]) == 1
     assert "CP03..: placements" in capsys.readouterr().err
 
