@@ -207,31 +207,43 @@ def _line(
     seconds = [each.end - each.begin for each in slices]
     transfer = _middle(max(each.transfer for each in collective) for collective in ended)
     # The slice of each collective that waited longest: its holder began last of all ranks.
-    waits = [max(collective, key=lambda each: each.waited_s) for collective in collectives]
-    waits = [each for each in waits if each.holder is not None]
-    last = Counter(each.holder for each in waits if each.holder is not None and each.margin > 0)
+    longest = [max(collective, key=lambda each: each.waited_s) for collective in collectives]
+    holders = [(each.holder, each.margin) for each in longest if each.holder is not None]
+    last = Counter(holder for holder, margin in holders if margin > 0)
     predicted = [each.predicted for each in slices if each.predicted is not None]
     return Line(
-        line, name, kind, algorithm, len(collectives), nbytes, _middle(seconds), percentile(seconds, 0.95),
-        transfer, nbytes / transfer if transfer > 0 else 0.0,
-        sum(each.waited_s for collective in collectives for each in collective), tuple(last.most_common()),
-        sum(each.margin <= 0 for each in waits), len(collectives) - len(ended),
-        _middle(predicted) if predicted else None,
-    )  # fmt: skip
+        line=line,
+        name=name,
+        kind=kind,
+        algorithm=algorithm,
+        count=len(collectives),
+        nbytes=nbytes,
+        seconds=_middle(seconds),
+        p95=percentile(seconds, 0.95),
+        transfer=transfer,
+        bandwidth=nbytes / transfer if transfer > 0 else 0.0,
+        waited=sum(each.waited_s for collective in collectives for each in collective),
+        last=tuple(last.most_common()),
+        unsure=sum(margin <= 0 for _, margin in holders),
+        unfinished=len(collectives) - len(ended),
+        predicted=_middle(predicted) if predicted else None,
+    )
 
 
 def _steps(run: Run, phase: str) -> Steps | None:
-    """The runs of a phase; None if no rank has the begins of two consecutive runs.
+    """The runs of a phase; None if no rank has the begins of two consecutive runs after the first.
 
-    The first run is omitted if there are later ones.
+    The first run, which may compile, is omitted.
     """
     seconds, communicating, waiting = list[float](), list[float](), list[float]()
     runs = 0
     for rank_slices in by_rank(run.slices).values():
-        # The indices of the slices with which a run begins.
-        opens = (each.details is not None and each.details.opens == phase for each in rank_slices)
-        starts = [index for index, is_start in enumerate(opens) if is_start]
-        starts = [index for index in starts if rank_slices[index].step > 1] or starts
+        # The indices of the slices with which a run after the first begins.
+        starts = [
+            index
+            for index, each in enumerate(rank_slices)
+            if each.details is not None and each.details.opens == phase and each.step > 1
+        ]
         runs = max([runs, *(rank_slices[index].step for index in starts)])
         for start, stop in pairwise(starts):
             opening, after, inside = rank_slices[start], rank_slices[stop], rank_slices[start:stop]

@@ -244,6 +244,22 @@ def test_what_passes_beside_other_work_is_hidden() -> None:
     assert steps.hidden == pytest.approx(0.75)
 
 
+def test_the_first_run_of_a_phase_is_not_measured() -> None:
+    """The first run takes 30 s and the others 10 s. The last one has no end."""
+    begins = (10.0, 40.0, 50.0, 60.0)
+    events = [
+        once(step, begin, begin + 4, details(opens="step", axes="x")) for step, begin in enumerate(begins, 1)
+    ]
+
+    def steps_of(runs: int) -> list[tuple[int, float, float]]:
+        alone = record(0, *(event for run in events[:runs] for event in run))
+        run = read_run([alone._replace(axes={"x": 1}, ranks=1)])
+        return [(steps.count, steps.seconds, steps.p95) for steps in summary(run).steps]
+
+    assert [steps_of(runs) for runs in (1, 2)] == [[], []]
+    assert steps_of(3) == [(3, 10.0, 10.0)] and steps_of(4) == [(4, 10.0, 10.0)]
+
+
 def test_steps_go_on_where_a_ring_has_wrapped() -> None:
     records = [each._replace(events=each.events[61:], lost=61) for each in two_hosts(3)]
     totals = summary(read_run(records))
