@@ -30,10 +30,10 @@ from commplan.runtime.input.sources.files import as_source, nbytes
 from commplan.runtime.input.sources.record_convert import numpy_dtype
 from commplan.runtime.input.stages.records import BlockPosition, Stage
 
-BLOCK = 16  # Records that go through one stage together, as in training.
-LEAST = 3  # Blocks that are measured even if no time remains.
-ROUNDS = 5  # Measurements of a cost that does not depend on the plan. The best one counts.
-_MOST_CALLS = 64  # Calls of each function that `lock_shares_of` gets.
+_BLOCK = 16  # Records that go through one stage together, as in training.
+_LEAST = 3  # Blocks that are measured even if no time remains.
+_ROUNDS = 5  # Measurements of a cost that does not depend on the plan. The best one counts.
+_MOST_CALLS = 64  # Calls of each function and phase that `lock_shares_of` gets.
 _WARM_UP_STEPS = 2  # The first calls of the consumer, which may compile; they do not count.
 _FEWEST_STEPS = 7  # Calls of the consumer even if they take longer than `_STEPS_S`.
 _MOST_STEPS = 200  # The most calls of the consumer.
@@ -140,13 +140,14 @@ def calibrate_input(
         fail("CP0770", "no phase of the plan reads one of the passed sources", f"its sources: {declared}")
     cores = len(os.sched_getaffinity(0))
     sources, fns = needed(plan_input)
-    # Of the time, 60% are for stages and 30% for their share of the interpreter's lock.
-    share = seconds * 0.6 / len(phases)
+    # Of the time, 60% are for stages and 30% for their shares of the interpreter's lock.
+    phase_s = seconds * 0.6 / len(phases)
     totals = {name: _Total() for name in (*sources, *fns)}
-    samples = [_sample(plan_input, phase, totals, share) for phase in phases]
-    lock_shares: dict[str, float] = {}
-    for calls in samples:
-        lock_shares |= lock_shares_of(calls, seconds * 0.3)
+    calls_of: dict[str, Calls] = {}
+    for phase in phases:
+        for name, calls in _sample(plan_input, phase, totals, phase_s).items():
+            calls_of.setdefault(name, []).extend(calls)
+    lock_shares = lock_shares_of(calls_of, seconds * 0.3)
     record, batch = pipeline_cost()
     chosen = next((phase for phase in phases if phase.kind == "step"), phases[0])
     return InputCosts(
@@ -191,28 +192,28 @@ def _sample(
     }
     bound = [_BoundStage(_stage(plan_input, stage, opened_sources)) for stage in plan_input.stages(phase)]
     orders = {name: _order(len(source)) for name, source in opened_sources.items()}
-    calls: dict[str, Calls] = {}
+    calls_of: dict[str, Calls] = {}
     end = time.perf_counter() + seconds
     blocks = 0
-    while blocks <= LEAST or time.perf_counter() < end:
+    while blocks <= _LEAST or time.perf_counter() < end:
         arrays: dict[Ref, Sequence[Any]] = {}
-        records = list(range(BLOCK))
+        records = list(range(_BLOCK))
         for bound_stage in bound:
             stage = bound_stage.stage
-            op, rows = stage.op, list[tuple[Any, ...]]([()] * BLOCK)
+            op, rows = stage.op, list[tuple[Any, ...]]([()] * _BLOCK)
             name = op.source if isinstance(op, ir.Read) else op.fn
             if isinstance(op, ir.Read):
                 records = [next(orders[name]) for _ in records]
             else:
                 rows = list(zip(*(arrays[ref] for ref in op.operands), strict=True))
-                samples = calls.setdefault(name, [])
-                missing_count = max(0, _MOST_CALLS - len(samples))
-                samples += [(stage.call, row, op.random) for row in rows[:missing_count]]
+                calls = calls_of.setdefault(name, [])
+                missing_count = max(0, _MOST_CALLS - len(calls))
+                calls += [(stage.call, row, op.random) for row in rows[:missing_count]]
             columns = bound_stage.run(records, rows, totals[name] if blocks else _Total())
             results_with_columns = ir.results(op)[: len(columns)]  # Without the number of records of a load.
             arrays.update(zip(results_with_columns, columns, strict=True))
         blocks += 1
-    return calls
+    return calls_of
 
 
 def _order(length: int) -> Iterator[int]:
@@ -250,7 +251,11 @@ def _stage(plan_input: PlanInput, op: Load | MapStage, opened_sources: Mapping[s
         elements = cast("tuple[Element, ...]", fn.results)  # Host functions declare their types.
         lowered = assemble(ir.Map, op, random=fn.random)
     dtypes = tuple(numpy_dtype(e.dtype) if isinstance(e, ArrayType) else None for e in elements)
-    return Stage(lowered, 0, elements, dtypes, call, 5, plan.file, meter, skip=False)
+    # Any number and seed: they only choose the random streams of random functions.
+    return Stage(
+        lowered, number=0, elements=elements, dtypes=dtypes, call=call, seed=5, file=plan.file, meter=meter,
+        skip=False,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -305,9 +310,9 @@ class _BoundStage:
         if buffer is None:
             dtype = numpy_dtype(element.dtype)
             # Enough blocks to exceed the caches; large records need only two, and small ones 64.
-            blocks = max(2, min(64, _BUFFER // max(1, BLOCK * element.size * dtype.itemsize)))
-            buffer = self.buffers[index] = np.ones((blocks, BLOCK, *element.shape), dtype)
-        target = buffer[total.records // BLOCK % len(buffer)]
+            blocks = max(2, min(64, _BUFFER // max(1, _BLOCK * element.size * dtype.itemsize)))
+            buffer = self.buffers[index] = np.ones((blocks, _BLOCK, *element.shape), dtype)
+        target = buffer[total.records // _BLOCK % len(buffer)]
         start = time.process_time()
         for row, value in enumerate(column):
             target[row] = value
@@ -324,7 +329,7 @@ def copy_cost() -> float:
     row = np.ones(_ROW, np.uint8)
     slots[:] = 1  # Maps the pages.
     durations: list[float] = []
-    for _ in range(ROUNDS):
+    for _ in range(_ROUNDS):
         start = time.process_time()
         for slot in slots:
             slot[:] = row
@@ -341,13 +346,13 @@ def pipeline_cost() -> tuple[float, float]:
 
 
 def _per_batch(rows: int) -> float:
-    """The CPU seconds of the pipeline per batch of `rows` records, without work: the least of `ROUNDS`."""
+    """The CPU seconds of the pipeline per batch of `rows` records, without work: the least of `_ROUNDS`."""
     batches = 60
     data = np.zeros((rows * batches, 1), np.uint8)
     schedule = _plain(rows)
     durations: list[float] = []
     with PhaseBatches(schedule, "step", {"rows": data}, {}) as iterated:
-        for _ in range(ROUNDS):
+        for _ in range(_ROUNDS):
             start = time.process_time()
             for _ in iterated:
                 pass

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,8 @@ import pytest
 from commplan.cli import main
 from commplan.cost.calibration import Calibration, MeasuredLevel, load_calibration, write_calibration
 from commplan.input.measured_costs import ConsumerCost, FnCost, InputCosts
+from commplan.runtime.calibrate import input as input_costs
+from commplan.runtime.calibrate.lock import Calls
 
 Capture = pytest.CaptureFixture[str]
 PLAN = """plan pair
@@ -129,6 +132,33 @@ def test_the_input_is_measured_and_compilations_read_it(workspace: Workspace, ca
     }
     assert all(row["limit"] > 0 and row["cpu"] > 0 for row in table)
     assert sum(row["taken"] for row in table) == 1
+
+
+def test_lock_shares_are_measured_once_for_the_functions_of_all_phases(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = """phase again {
+    more = load rows batch 4 visit exactly_once seed 0
+    small, number = map halve(more)
+    output small, number
+}
+"""
+    Path(workspace.plan).write_text(PLAN + again)
+    measured: list[tuple[dict[str, int], float]] = []
+
+    def lock_shares_of(calls_of: Mapping[str, Calls], seconds: float) -> dict[str, float]:
+        measured.append(({name: len(calls) for name, calls in calls_of.items()}, seconds))
+        return dict.fromkeys(calls_of, 0.25)
+
+    monkeypatch.setattr(input_costs, "lock_shares_of", lock_shares_of)
+    both = ("--source", workspace.rows, *workspace.fn("halve"))
+    assert workspace.step(*both) == 0
+    assert measured == [({"decode": 64, "jitter": 64, "halve": 128}, pytest.approx(0.3))]
+    assert [(fn.name, fn.held) for fn in workspace.found().fn] == [
+        ("decode", 0.25),
+        ("jitter", 0.25),
+        ("halve", 0.25),
+    ]
 
 
 def test_a_consumer_is_timed_with_a_batch_of_one_rank(workspace: Workspace) -> None:
