@@ -1,4 +1,8 @@
-"""The host part of a phase: its stages, the copies of each value, and the values of a batch."""
+"""The host part of a phase: its stages, the copies of each value, and the values of a batch.
+
+`host_program` derives it from the schedule. `EpochCursor` converts numbers of batches to epochs and steps;
+`FIRST_BATCH` is the cursor at the first batch of a run.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from commplan.diagnostics import fail
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.analysis.input_slice import connected
 from commplan.ir.plan import AxisKind, Ref
+from commplan.ir.refs import name_of
 from commplan.ir.schedule import Map, Phase, Read, Schedule, Share, operands, results
 from commplan.ir.types import BytesType, Element, TreeType
 
@@ -49,7 +54,8 @@ class EpochCursor:
         return self.epoch * self.steps + self.step + number + 1
 
 
-FIRST = EpochCursor(0, 0, 1)  # for factories whose callers pass the epoch and the step of each batch
+# For factories whose callers pass the epoch and the step of each batch.
+FIRST_BATCH = EpochCursor(epoch=0, step=0, steps=1)
 
 
 @dataclass(frozen=True)
@@ -91,8 +97,8 @@ class HostProgram:
     """The host part of one phase in one process.
 
     Attributes:
-        schedule: the schedule.
-        phase: the phase.
+        schedule: the compiled plan.
+        phase: one of its phases.
         flows: connected sets of stages.
         roots: the host-made values of a batch, counts included.
         elements: the record type of each value, without counts.
@@ -151,7 +157,7 @@ def local_indices(
     """The indices that this process holds along every axis.
 
     Args:
-        schedule: the schedule.
+        schedule: declares the axes and their sizes.
         local: the indices by axis, at least one for each; None for no axes. A process holds all indices of
             axes that are not in `local`.
 
@@ -183,6 +189,7 @@ def local_indices(
 
 
 def _are_indices(value: object) -> bool:
+    """Whether `value` is a sequence of integers, which may be out of range. Texts and bytes are not."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         return False
     return all(isinstance(index, SupportsIndex) for index in cast("Sequence[object]", value))
@@ -208,11 +215,12 @@ def _copies(schedule: Schedule, phase: Phase, ops: Sequence[HostOp]) -> dict[Ref
         from_operands = frozenset[str]().union(*(copies[ref] for ref in operands(op)))
         if isinstance(op, Share) and op.design != "duplicate":
             from_operands -= frozenset(op.axes)
-        first = results(op)[0]
-        for ref in results(op):
-            counted = isinstance(op, Read) and ref == op.count
-            axes = frozenset[str]() if counted else per[first] | pinned.get(first, frozenset[str]())
-            copies[ref] = from_operands | axes
+        count = op.count if isinstance(op, Read) else None  # the same in all copies of a batch
+        records = [ref for ref in results(op) if ref != count]
+        # One call makes the records of all results, so these have the same copies.
+        axes = frozenset[str]().union(*(per[ref] | pinned.get(ref, frozenset[str]()) for ref in records))
+        copies.update(dict.fromkeys(results(op), from_operands))
+        copies.update(dict.fromkeys(records, from_operands | axes))
     return {ref: tuple(a for a in ensembles if a in axes) for ref, axes in copies.items()}
 
 
@@ -220,8 +228,8 @@ def record_types(schedule: Schedule, op: HostOp, elements: Mapping[Ref, Element]
     """The record types of an op's results, without counts.
 
     Args:
-        schedule: the schedule.
-        op: the op.
+        schedule: declares the types of sources and functions.
+        op: one of its loads, host maps or shares.
         elements: the record types of its operands.
     """
     match op:
@@ -246,8 +254,8 @@ def _flow(
     """The flow of one connected set of stages.
 
     Args:
-        ops: the stages.
-        phase: the phase.
+        ops: the stages of the set, in plan order.
+        phase: the phase that contains them.
         roots: the host-made values of a batch.
         elements: the record type of each value.
         apart: whether shared values travel between processes. If not, all stages run before the slots.
@@ -282,7 +290,7 @@ def _flow(
             else:
                 fail(
                     "CP0913",
-                    f"`{ref.rpartition('.')[0]}` holds records of variable length, which do not "
+                    f"`{name_of(ref)}` holds records of variable length, which do not "
                     "travel between processes",
                     "share the decoded array instead: an array has one size",
                     span=op.span,
@@ -305,8 +313,8 @@ def _agree(shares: Sequence[Share], file: str) -> None:
         if (op.design, op.readers) != (first.design, first.readers):
             fail(
                 "CP0925",
-                f"`{op.result.rpartition('.')[0]}` is shared in another way than what is made with it",
-                f"line {first.span.line}: `{first.result.rpartition('.')[0]}` via {designed(first)}",
+                f"`{name_of(op.result)}` is shared in another way than what is made with it",
+                f"line {first.span.line}: `{name_of(first.result)}` via {designed(first)}",
                 f"line {op.span.line}: via {designed(op)}",
                 "share values that come from the same load in one way",
                 span=op.span,
@@ -330,8 +338,8 @@ def host_program(
     """The host part of phase `phase_name`.
 
     Args:
-        schedule: the schedule.
-        phase_name: the name of the phase.
+        schedule: the compiled plan.
+        phase_name: one of its phases.
         local: the indices that this process holds along each axis (see `local_indices`).
         apart: whether shared values travel between processes.
 
@@ -374,7 +382,7 @@ def _refuse(schedule: Schedule, op: HostOp, elements: Mapping[Ref, Element]) -> 
         if isinstance(elements.get(ref), TreeType):
             fail(
                 "CP0913",
-                f"`{ref.rpartition('.')[0]}` is a tree, and records on the host are arrays or bytes",
+                f"`{name_of(ref)}` is a tree, and records on the host are arrays or bytes",
                 "give the function one result per array",
                 span=op.span,
                 file=schedule.file,

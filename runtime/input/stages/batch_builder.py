@@ -21,7 +21,7 @@ from commplan.runtime.input.host_batch import FlowState, HostBatch, Mask, Visit
 from commplan.runtime.input.layout import Array, Bools, Fresh, agrees, aligned, blocks, fill_rows, read_only
 from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.program import (
-    FIRST,
+    FIRST_BATCH,
     Coords,
     EpochCursor,
     Flow,
@@ -60,7 +60,7 @@ class BatchFactory:
     block: int
     workers: Workers | None = None
     source_groups: Sequence[Sequence[str]] = ()
-    epoch_cursor: EpochCursor = FIRST
+    epoch_cursor: EpochCursor = FIRST_BATCH
     memory: Fresh = aligned
     # Facts common to most batches: the rows of a step, which of them count, the roots of a flow.
     _facts: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False, compare=False)

@@ -13,7 +13,7 @@ from commplan.recorder.file import Call, Recording
 from commplan.recorder.lane import Lane
 from commplan.recorder.reading import read_call
 from commplan.runtime.input.observe import batch_record
-from commplan.runtime.input.program import FIRST
+from commplan.runtime.input.program import FIRST_BATCH
 
 # pyright: reportPrivateUsage=false
 
@@ -61,7 +61,7 @@ def test_a_record_that_is_closed_says_of_no_call_that_it_lasts(
 ) -> None:
     monkeypatch.setenv("COMMPLAN_RECORDS", str(tmp_path))
     recording = Recording("5f0c", "plan", 0, 1)
-    record = batch_record.BatchRecord(Lane(recording), "line 9 of x.plan", FIRST, None)
+    record = batch_record.BatchRecord(Lane(recording), "line 9 of x.plan", FIRST_BATCH, None)
     record._call = lambda: Call("source `a`", time.monotonic() - 60.0, "a.py:3 in f")
     record.look()
     call = read_call(recording.path)
