@@ -35,7 +35,7 @@ def source_key(name: str, source: object) -> str:
             fail(
                 "CP0902",
                 f"the attribute `{attribute}` of source `{name}` cannot be read: {text_of(error)}",
-                "expected: a str or an int that identifies the content of the source, or no such attribute",
+                "expected: a str, an int or bytes that identify the source's content, or no such attribute",
             )
         if isinstance(key, str | int | bytes) and not isinstance(key, bool):
             return str(key)[:200]
@@ -46,16 +46,18 @@ def source_key(name: str, source: object) -> str:
 def source_digest(function: object) -> str:
     """A digest of the source text of `function`, or of its code if there is no source text.
 
-    It includes the arguments that a partial fixes, and the numbers and texts among its defaults and captured
-    values. Of a callable object, it includes the source text of the class. If there is neither source text
-    nor code, as for a builtin, it depends only on the name.
+    It includes the numbers, texts, bytes and None among its defaults, its captured values and the arguments
+    of a partial. Values of other types, such as arrays, do not change it: their `repr` may be abbreviated or
+    contain an address. Of a callable object, it includes the source text of the class. If there is neither
+    source text nor code, as for a builtin, it depends only on the name.
 
     A digest of source text is equal under other versions of Python and of packages, which members of a feed
     may have. The digests of `cache` depend on these, and on everything that the code reads.
     """
     if isinstance(function, functools.partial):
-        fixed = repr((function.args, sorted(function.keywords.items())))
-        return _digest(source_digest(function.func), fixed)
+        arguments = [_constant_text(value) for value in function.args]
+        keywords = [f"{name}={_constant_text(value)}" for name, value in sorted(function.keywords.items())]
+        return _digest(source_digest(function.func), *arguments, *keywords)
     unwrapped = inspect.unwrap(function) if callable(function) else function
     code = getattr(unwrapped, "__code__", None)
     captured = list(_captured_constants(unwrapped))
@@ -72,15 +74,19 @@ def source_digest(function: object) -> str:
 
 
 def _captured_constants(function: object) -> Iterator[str]:
-    """A text for each default and captured value of `function`; "" for values of other types."""
+    """The `_constant_text` of each default and captured value of `function`."""
     if not isinstance(function, FunctionType):
         return
     values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # not set yet
             values.append(cell.cell_contents)
-    for value in values:
-        yield repr(value) if isinstance(value, bool | int | float | str | bytes | None) else ""
+    yield from map(_constant_text, values)
+
+
+def _constant_text(value: object) -> str:
+    """The `repr` of `value` if it is a number, a text, bytes or None, else ""."""
+    return repr(value) if isinstance(value, int | float | str | bytes | None) else ""
 
 
 def _digest(*texts: str) -> str:
