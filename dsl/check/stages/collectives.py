@@ -31,7 +31,10 @@ def check_collective(
     """Check `y = VERB x over AXES ..`, and bind its result.
 
     Returns:
-        The stage, or None after reporting errors. If only a clause is wrong, the result is still bound.
+        The stage, even after some errors, such as an unknown algorithm of a `reduce`; None if errors leave it
+        unknown. For None, the caller binds the target to BAD. If the only errors are surplus clauses or
+        targets, or the `via` of a `share`, the result is bound here first, to compare its type and placement
+        with those of its state.
 
     Raises:
         MistakeError: After reporting an operand of the wrong type or placement.
@@ -47,14 +50,17 @@ def check_collective(
     check_accumulation(ctx, expr.via, by and by.op.name, via, options, operand)
     if options.codec is not None:
         violation = rules.block_format(expr.kind, by and by.op.name, via, options.codec)
-        clause = (expr.by, expr.via)[violation.at if violation else 0] or expr
-        ctx.refuse("CP0616", violation, clause.span)
+        if violation is not None:
+            # `at` is 1 if `via` violates the rule. Otherwise the verb or the operator in `by` does.
+            clause = (expr.via if violation.at == 1 else expr.by) or expr
+            ctx.refuse("CP0616", violation, clause.span)
     number = _number(ctx, expr, kind, over)
     if expr.kind == "share" and expr.via is None:
         message = "the share does not say how"
         note = "without a `share` the compiler chooses"
         ctx.error("CP0402", message, expr.span, f"add `via` with {listed(carrying('share'), 'or')}", note)
-    if kind.MAKES == "same" and over is not None:  # even if the statement has other errors
+    if kind.MAKES == "same" and over is not None:
+        # Recorded first, and read only if the statement turns out to have errors.
         scope.bad_same[statement.span] = dict.fromkeys(over, statement.targets[0].span)
     if operand is None:
         _check_not_repeated(ctx, scope, statement, expr, kind)
@@ -184,9 +190,8 @@ def _check_placement(
         ctx.fail("CP0314", message, expr.operand.span, operand, note)
     elif (kind.WHOLE or kind.MAKES == "split") and is_scalar(operand.type):
         message = f"a scalar cannot be split, found `{expr.operand.text}`"
-        note = "the leading dimension is cut, and a scalar has none" + (
-            ": `reduce` it" * (expr.kind == "scatter")
-        )
+        remedy = ": `reduce` it" if expr.kind == "scatter" else ""
+        note = f"the leading dimension is cut, and a scalar has none{remedy}"
         ctx.fail("CP0311", message, expr.operand.span, operand, note)
 
 
@@ -209,8 +214,8 @@ def _fail_placement(
         case "gather", _:
             code, takes = "CP0316", "`gather` takes values that are split over it"
             message = f"{name} is {actual} over {over}, and {takes}"
-            remedy = "its ranks hold whole values: `reduce` combines them"
-            remedy += ", `broadcast` keeps one" * (actual == "per")
+            alternative = ", `broadcast` keeps one" if actual == "per" else ""
+            remedy = f"its ranks hold whole values: `reduce` combines them{alternative}"
         case _, "split":
             code = "CP0314"
             message = f"{name} is split over {over}: its ranks hold different parts, not different values"
@@ -241,10 +246,12 @@ def _check_not_repeated(
     for axis in expr.over if "same" not in kind.TAKES else ():
         if axis.text in same_since and (operand is None or status(operand.placement, axis.text) == "same"):
             name, target = expr.operand.text, statement.targets[0].text
-            note = f"remove this `{expr.kind}`"
-            note += f", and write `{name}` where `{target}` is used" * (target != name)
             if not same_since.keys() >= {other.text for other in expr.over}:
                 note = f"remove `{axis.text}` from the axes"
+            elif target != name:
+                note = f"remove this `{expr.kind}`, and write `{name}` where `{target}` is used"
+            else:
+                note = f"remove this `{expr.kind}`"
             where = Note("it became `same` here", same_since[axis.text])
             ctx.fail("CP0301", f"`{name}` is already `same` over `{axis.text}`", axis.span, where, note)
 
