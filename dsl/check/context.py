@@ -20,8 +20,9 @@ Axes = tuple[str, ...]  # names of axes
 Remark = Note | str | Value | Axis | Fn  # a note of an error, see `CheckContext.error`
 MOST_GUESSES = 100  # maximum number of searches for similar names in a file
 
-# The kind of a declaration with a size, in words with an article.
+# The kinds of declarations, in words with an article: those with a size by their kind, and the others.
 KIND_WORDS = {AxisKind.REPLICA: "an axis", AxisKind.ENSEMBLE: "an ensemble", AxisKind.SERVER: "a server"}
+SOURCE, FN, INPUT, STATE = "a source", "a fn", "an input", "a state"
 
 
 class MistakeError(Exception):
@@ -38,7 +39,8 @@ class CheckContext:
     Attributes:
         file: As passed.
         diagnostics: The errors so far.
-        declared: By name: the kind of its first declaration in words with an article, and its location.
+        declared: By name: the kind of its first declaration, a value of `KIND_WORDS` or a phrase such as
+            `SOURCE`, and its location.
         unknown: Names whose declaration is wrong, or that were reported as unknown. Uses of them are not
             checked, so that one mistake makes one error.
         axes: The axes, ensembles and servers without errors, in the order of the file.
@@ -158,7 +160,7 @@ class CheckContext:
         return tuple(name for name in self.axes if name in selected)
 
     def kind_of(self, name: str) -> str | None:
-        """The kind of `name`, in words with an article, or None if it is not declared."""
+        """The kind of `name`, as in `declared`, or None if it is not declared."""
         entry = self.declared.get(name)
         return entry[0] if entry else None
 
@@ -166,8 +168,8 @@ class CheckContext:
         """A note that points to the declaration of `name`, which is declared."""
         return Note(f"`{name}` is declared here", self.declared[name][1])
 
-    def is_settled(self, name: str) -> bool:
-        """Whether an unknown name needs no error because its mistake was already reported.
+    def note_unknown(self, name: str) -> bool:
+        """Record `name` as unknown; return whether its mistake was already reported.
 
         True from the second use of a name on, and if some declaration failed to parse before its name was
         read.
@@ -211,7 +213,7 @@ class CheckContext:
         if name.text in self.unknown or name.text in declarations:
             return declarations.get(name.text)
         kind = self.kind_of(name.text)
-        if kind is None and self.is_settled(name.text):
+        if kind is None and self.note_unknown(name.text):
             return None
         missing = f"there is no {noun} `{name.text}`"
         message = f"`{name.text}` is {kind}, expected {with_article(noun)}" if kind else missing

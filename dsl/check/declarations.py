@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from commplan.diagnostics import Note, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import KIND_WORDS, CheckContext, T
+from commplan.dsl.check.context import FN, INPUT, KIND_WORDS, SOURCE, STATE, CheckContext, T
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.placements import declared_placement
 from commplan.dsl.check.types import declare_fn, element_type
@@ -15,9 +15,7 @@ from commplan.ir.types import BytesType, Placement, Type
 _KINDS = {"axis": AxisKind.REPLICA, "ensemble": AxisKind.ENSEMBLE, "server": AxisKind.SERVER}
 
 # The kinds of other declarations in words.
-_WORDS = {
-    ast.SourceDecl: "a source", ast.FnDecl: "a fn", ast.InputDecl: "an input", ast.StateDecl: "a state"
-}  # fmt: skip
+_WORDS = {ast.SourceDecl: SOURCE, ast.FnDecl: FN, ast.InputDecl: INPUT, ast.StateDecl: STATE}
 
 
 def declare_all(ctx: CheckContext, items: tuple[ast.Decl, ...]) -> None:

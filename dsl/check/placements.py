@@ -59,7 +59,7 @@ def _not_an_axis(ctx: CheckContext, name: ast.Name, kinds: Sequence[AxisKind], r
     if kind is not None:
         ctx.error("CP0104", f"`{name.text}` is {kind}, expected {role}", name.span)
         return
-    if ctx.is_settled(name.text):
+    if ctx.note_unknown(name.text):
         return
     words = [KIND_WORDS[kind] for kind in kinds]
     candidates = [axis.name for axis in ctx.axes.values() if axis.kind in kinds]

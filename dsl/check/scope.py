@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from commplan.diagnostics import Fix, Note, Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.context import CheckContext, all_known
+from commplan.dsl.check.context import INPUT, SOURCE, STATE, CheckContext, all_known
 from commplan.dsl.check.fragments import Fragments, division_of
 from commplan.ir.plan import AxisKind, Binding, Ref, Stage, Value
 from commplan.ir.types import BytesType, Placement, RecordsType, Type
@@ -94,9 +94,9 @@ class PhaseScope:
             self._report_unset(name)
         elif kind is not None:
             message = f"`{text}` is {kind}, expected a value"
-            hint = f"`load {text} ...` makes values of it" if kind == "a source" else None
+            hint = f"`load {text} ...` makes values of it" if kind == SOURCE else None
             ctx.error("CP0103", message, name.span, ctx.declaration(text), hint)
-        elif not ctx.is_settled(text):
+        elif not ctx.note_unknown(text):
             self._report_unknown(name)
 
     def _report_unset(self, name: ast.Name) -> None:
@@ -139,7 +139,7 @@ class PhaseScope:
             kind = self.ctx.kind_of(name.text)
             if name.text in names_before:
                 self.ctx.error("CP0111", f"`{name.text}` is bound twice in one statement", name.span)
-            elif kind is not None and kind not in ("an input", "a state"):
+            elif kind is not None and kind not in (INPUT, STATE):
                 message = f"`{name.text}` is {kind}: a value needs another name"
                 self.ctx.error("CP0103", message, name.span, self.ctx.declaration(name.text))
             names_before.add(name.text)
@@ -219,7 +219,7 @@ class PhaseScope:
     def _note_bound(self, name: str, span: Span) -> None:
         """Record that `name` is bound at `span`, and if it is a state, that it is set or updated."""
         self.ctx.bound.setdefault(name, (self.title, span))
-        if self.ctx.kind_of(name) != "a state":
+        if self.ctx.kind_of(name) != STATE:
             return
         (self.ctx.set_states if self.is_start else self.ctx.updated_states).add(name)
         self.updated.add(name)
