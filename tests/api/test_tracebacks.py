@@ -140,7 +140,7 @@ def test_what_a_users_function_raised_is_its_cause():
 def test_other_exceptions_keep_their_frames(monkeypatch: Any):
     """A mistake of commplan itself is not hidden."""
     run = run_of()
-    monkeypatch.setattr(type(run.step), "_check_arguments", lambda *_: 1 // 0)
+    monkeypatch.setattr(type(run.step), "check_names", lambda *_: 1 // 0)
     with pytest.raises(ZeroDivisionError) as error:
         run.step({}, grads={"w": np.zeros((2, 3), np.float32)})
     assert any("runtime/phases.py:__call__" in frame for frame in lines(error.value))
