@@ -496,7 +496,4 @@ def varying(context: Context, tree: Any) -> Any:
             return jax.tree_util.tree_map(functools.partial(reduced_over, mesh, axes), tree)
     context.require_inside("run.varying")
 
-    def vary(x: Any) -> Any:
-        return backend.varying(jnp.asarray(x), axes)
-
-    return jax.tree_util.tree_map(vary, tree)
+    return jax.tree_util.tree_map(lambda leaf: backend.varying(jnp.asarray(leaf), axes), tree)

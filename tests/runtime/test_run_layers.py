@@ -29,7 +29,6 @@ each step {
 }
 """
 LAYERS, WIDTH, STEPS = 6, 24, 4
-
 ADAM = optax.adam(1e-2)
 Tree = Any
 
@@ -497,5 +496,5 @@ def test_the_derivative_of_a_phase_that_gathers(check_vma: bool):
 
 @pytest.mark.parametrize("path", ["", "w", "kernel", "dense/kernel"])
 def test_a_layer_that_is_the_whole_tree_is_found(path: str) -> None:
-    whole = (Leaf(path, (9, 3), DType.F32),)
-    assert _layers_with_shards(cut_all("tree", whole, (4,)), whole, (4,)) == [whole]
+    tree = (Leaf(path, (9, 3), DType.F32),)
+    assert _layers_with_shards(cut_all("tree", tree, (4,)), tree, (4,)) == [tree]

@@ -159,7 +159,7 @@ def _create_memory(
 
 
 def check_member(plan: ClockPlan, member: object) -> int:
-    """Check the number of a member; None stands for the first free one.
+    """Check the number of a member. None, for the first free one, is valid.
 
     Returns:
         The most members that the feed can have.

@@ -94,13 +94,13 @@ class RingState:
         return min(most, -(-cores * (spent + waited) // max(spent, 1)))
 
     def _maker_of(self, claim: Claim, makers: list[int]) -> int:
-        """The place of the process that a free part is dealt to; -1 if any process may make it.
+        """The place of the process that a free part is dealt to; -1 if any process may make it, or none does.
 
         Args:
             claim: the part.
-            makers: the result of `eligible`, not empty if parts are dealt.
+            makers: the result of `eligible`, empty while all processes leave.
         """
-        if not self._is_dealt:
+        if not self._is_dealt or not makers:
             return -1
         responsive = [place for place in makers if self.processes[place].words[MAKES]] or makers
         return dealt(claim.unit, claim.part, self.parts, responsive)

@@ -30,7 +30,7 @@ from commplan.runtime.input.ring.exchange import GroupExchange
 from commplan.runtime.input.ring.memory import SharedMemory
 from commplan.runtime.input.ring.peer_errors import PeerErrors
 from commplan.runtime.input.ring.ring import Ring
-from commplan.runtime.input.ring.words import DONE, PARTS, UNIT
+from commplan.runtime.input.ring.words import DONE, LEAVES, PARTS, UNIT
 
 # pyright: reportPrivateUsage=false
 DEADLY = ("claim", "lock", "open", "last part")
@@ -162,6 +162,13 @@ def resume(processes: list[Process], is_over: threading.Event) -> None:
             if process_state(process.pid) == "stopped":
                 time.sleep(0.2)
                 os.kill(process.pid, signal.SIGCONT)
+
+
+def test_a_part_that_nobody_makes_any_more_has_no_maker(group: list[Ring]) -> None:
+    assert group[0].claim() == Claim(0, 0)
+    for process in group[0].processes:
+        process.set(state=LEAVES)
+    assert group[0].awaited(0) == ([0, -1], []) and group[1].claim() is None
 
 
 def test_a_group_waits_for_the_process_that_is_stopped_in_the_lock(
